@@ -166,23 +166,6 @@ def test_odd_events_are_read_as_json_reads_them(
     assert repr(list(ChromeFile(path))) == repr(expected)
 
 
-def test_odd_events_behind_a_long_one_are_read_in_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = json.dumps(gpu_events()[0] | {"long": "x" * 2**20})
-    text += ',\n{\n  "ph": "M", "a": inf\n  }' * 1_000
-    (tmp_path / "t.json").write_text(f'{{"traceEvents": [{text}]}}')
-    places, decode = [], json.JSONDecoder.raw_decode
-
-    def noted(self: json.JSONDecoder, text: str, idx: int = 0) -> tuple[object, int]:
-        places.append(idx)
-        return decode(self, text, idx)
-
-    monkeypatch.setattr(json.JSONDecoder, "raw_decode", noted)
-    assert len(list(ChromeFile(tmp_path / "t.json"))) == 1_001
-    assert max(places) <= 2**18  # up to which a failing decoder counts lines
-
-
 def test_an_event_needs_less_than_500_bytes_of_memory(tmp_path: Path) -> None:
     """So that a million of them stay below 500 MB, however long their text."""
     rows = 20_000 if FULL else 10_000

@@ -1,9 +1,6 @@
 """Profiling with nsys and ncu, which here are scripts that do as they are told."""
 
-import os
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -128,28 +125,6 @@ def test_a_hang_is_ended_and_what_it_left_is_named(
     assert not _processes_of(nsys)
 
 
-def test_ctrl_c_ends_the_child_and_is_passed_on(
-    nsys: Tool, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "GRACE_S", 5.0)
-    nsys.does("profile", hangs="ears")
-
-    def interrupt() -> None:
-        while not nsys.is_hanging:
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=interrupt, daemon=True).start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            profile(nsys, folder)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert (folder / "step.part").is_file()
-    assert not _processes_of(nsys)
-
-
 def _processes_of(tool: Tool) -> list[str]:
     """Processes that still run the tool."""
     found = []
@@ -161,13 +136,6 @@ def _processes_of(tool: Tool) -> list[str]:
         if str(tool.path) in words:
             found.append(path.parent.name)
     return found
-
-
-def test_a_tool_that_cannot_be_started_is_told(tmp_path: Path) -> None:
-    (tmp_path / "nsys").write_text("no program")
-    with pytest.raises(ProfileError, match="cannot be started"):
-        la.run_child([str(tmp_path / "nsys")], tmp_path / "log.txt", 5)
-    assert la.ask([str(tmp_path / "nsys")]) == ""
 
 
 def test_options_that_the_installed_nsys_does_not_list_are_dropped_and_named(

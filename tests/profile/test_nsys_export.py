@@ -64,17 +64,6 @@ def test_which_ranges_are_the_steps(
     assert np.count_nonzero(trace.work.step == NONE) == len(ranges) - steps
 
 
-def test_a_step_that_the_capture_cut_off_is_left_out_beside_whole_ones(tmp_path: Path) -> None:
-    export = two_replays()
-    export.range("step", 200_000, None)
-    export.call(300, 200_010, 200_020)
-    export.kernel("flush", 300, 200_030, 200_040)
-    trace = read(export, tmp_path)
-    assert len(trace.steps_ns) == 2
-    assert np.count_nonzero(trace.work.step == NONE) == 1
-    assert trace.notes == ["omitted: 1 range without a valid time"]
-
-
 def test_work_without_a_call_is_in_no_step_though_a_call_has_no_number_either(
     tmp_path: Path,
 ) -> None:

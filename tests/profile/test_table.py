@@ -54,12 +54,6 @@ def test_a_kernel_has_all_that_the_profile_says_of_it(tmp_path: Path) -> None:
     )
 
 
-def test_a_row_of_an_older_record_has_launch_shapes_that_are_passed_over(tmp_path: Path) -> None:
-    found = row(from_nsys(tmp_path), "flush")
-    older = found.model_dump() | {"grid": [64, 2, 1], "registers": 40, "p95_ns": None}
-    assert KernelRow.model_validate(older) == found
-
-
 def test_a_step_is_busy_and_idle_for_its_whole_span(tmp_path: Path) -> None:
     steps = from_nsys(tmp_path).steps
     assert steps is not None

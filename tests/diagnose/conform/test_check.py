@@ -88,16 +88,6 @@ def test_a_shorter_sequence_is_held_against_what_the_rule_says_of_it() -> None:
     assert [operation[4] for operation in se.expect(alone).operations] == [0]
 
 
-def test_nothing_can_be_left_out_of_what_was_shrunk() -> None:
-    def broken_by(sequence: se.Sequence) -> bool:
-        return {("step", 3), ("reset",)} <= {*sequence.operations}
-
-    noise: list[se.Operation] = [("step", n % 3) for n in range(100)]
-    noise[17], noise[71] = ("step", 3), ("reset",)
-    found = se.shrink(se.Sequence({}, tuple(noise)), broken_by)
-    assert found.operations == (("step", 3), ("reset",))
-
-
 @pytest.mark.parametrize("engine", se.DRAWN)
 def test_every_prompt_fits_the_context_and_the_pools_hold_it(engine: str) -> None:
     known = {"lookahead": True, "retention": True, "newest": True}

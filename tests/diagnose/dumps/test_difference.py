@@ -72,10 +72,3 @@ def test_a_planted_difference_is_named_and_placed(kind: str) -> None:
     assert (found.rows, found.equal) == (COUNT, COUNT - 1)
     assert (difference.kind, difference.entry, difference.position) == (kind, 69, 276)
     assert ("entry 137" in difference.detail) == (kind == "elsewhere")
-
-
-def test_the_first_kind_comes_first() -> None:
-    other = planted("scale")
-    other[0, 3 * ROW + 9] ^= 1
-    kinds = [(each.kind, each.entry) for each in compare(other).differences]
-    assert kinds == [("one step", 3), ("scale", 69)]

@@ -151,8 +151,8 @@ _OWN_STATUS = Path("/proc/self/status")  # capabilities, which psutil does not h
 _MAY_PROFILE = (21, 38)  # CAP_SYS_ADMIN, CAP_PERFMON
 _CUDA_WHEELS = "https://download.pytorch.org/whl/"
 _PROFILERS = {
-    "nsys": ("profile --nsys: kernels on a timeline", "NVIDIA Nsight Systems"),
-    "ncu": ("profile --ncu: DRAM bytes of every kernel", "NVIDIA Nsight Compute"),
+    "nsys": "profile --nsys: kernels on a timeline",
+    "ncu": "profile --ncu: DRAM bytes of every kernel",
 }
 
 
@@ -172,13 +172,14 @@ def check_gpu(versions: dict[str, str | None]) -> Iterator[Check]:
 
 def check_profilers(*, has_gpu: bool) -> Iterator[Check]:
     """Check for nsys and ncu, which say little without a GPU."""
-    from dsv4kv.profile.launch import find_profiler, version_of
+    from dsv4kv.profile.launch import PACKAGES, find_profiler, version_of
 
-    for name, (enables, title) in _PROFILERS.items():
+    for name, enables in _PROFILERS.items():
         path = find_profiler(name)
         if path is None:
-            advice = f"install {title}; without it: profile --torch" if has_gpu else None
-            yield Check("profilers", name, "missing", "not installed", enables, advice)
+            advice = f"install NVIDIA {PACKAGES[name]}; without it: profile --torch"
+            lacks = Check("profilers", name, "missing", "not installed", enables)
+            yield replace(lacks, advice=advice) if has_gpu else lacks
         else:
             version = version_of(path) or "version unknown"
             yield Check("profilers", name, "good", f"{version}, {path}", enables)

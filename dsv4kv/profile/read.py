@@ -18,7 +18,7 @@ from dsv4kv.errors import ProfileError
 from dsv4kv.files import hash_file, open_regular, temporary_folder, unpack
 from dsv4kv.profile import trace as tr
 from dsv4kv.profile.kineto import read_kineto
-from dsv4kv.profile.launch import export_nsys, find_profiler
+from dsv4kv.profile.launch import NCU_METRICS, export_nsys, find_profiler
 from dsv4kv.profile.nsys import read_nsys
 from dsv4kv.profile.table import Rule, build_table, shipped_rules
 from dsv4kv.profile.trace import STEP, Trace
@@ -203,10 +203,9 @@ def record_of_profile(profile: Profile, path: Path, step: str, argv: Sequence[st
 Metrics = dict[str, tuple[float | str, str]]
 """Values of a kernel that were collected, and their units."""
 
-_DURATION = "gpu__time_duration.sum"
-_DRAM = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+_DURATION, *_DRAM = NCU_METRICS
 _DEVICE = "device__attribute_display_name"
-_WANTED = (_DURATION, *_DRAM, _DEVICE)
+_WANTED = (*NCU_METRICS, _DEVICE)
 _UNITS = {
     **dict.fromkeys(("s", "second"), 1000000000.0),
     **dict.fromkeys(("ms", "msecond", "Mbyte"), 1000000.0),

@@ -1,16 +1,12 @@
 """Healthy streams through the proxy beside hostile clients and answers.
 
-``python -m tests.record.stress`` runs 10,000. Server, proxy, a plain relay of aiohttp and the
-clients are processes. Every healthy request goes through the proxy and through the relay at the
-same rate; the proxy has 256 descriptors and everybody who means it ill.
+Server, proxy and hostile clients are processes; the proxy has 256 descriptors.
 """
 
-import argparse
 import asyncio
 import json
 import signal
 import socket
-import statistics
 import struct
 import sys
 import tempfile
@@ -22,11 +18,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import psutil
-from aiohttp import ClientError, ClientSession, TCPConnector, web
+from aiohttp import ClientError, ClientSession, TCPConnector
 
 from dsv4kv.record.folder import read_stream
 from tests.ports import free_port
@@ -166,67 +161,38 @@ async def idle(port: int, filled: asyncio.Event) -> None:
 
 @dataclass
 class Outcome:
-    """What healthy clients saw, by the way they took; ``rss``: of the proxy, in MiB."""
+    """What healthy clients saw; ``rss``: of the proxy, in MiB."""
 
-    first_ms: dict[str, list[float]] = field(default_factory=lambda: {"proxy": [], "relay": []})
-    last_ms: dict[str, list[float]] = field(default_factory=lambda: {"proxy": [], "relay": []})
+    whole: int = 0  # answers
     wrong: Counter[str] = field(default_factory=Counter)
     rss: list[float] = field(default_factory=list)
-    seen: dict[str, int] = field(default_factory=dict)
-    rows: int = 0
-
-    def describe(self) -> str:
-        """All of it."""
-        lines = [f"memory of the proxy, MiB: {', '.join(f'{each:.1f}' for each in self.rss)}"]
-        for name, ways in (("first byte", self.first_ms), ("last byte", self.last_ms)):
-            medians = {way: statistics.median(found) for way, found in ways.items()}
-            lines.append(
-                f"{name}: median by the proxy {medians['proxy']:.3f} ms, by the relay "
-                f"{medians['relay']:.3f} ms, added {medians['proxy'] - medians['relay']:.3f} ms"
-            )
-        return "\n".join(
-            [
-                *lines,
-                f"{len(self.last_ms['proxy']):,} equal by the proxy; wrong: {dict(self.wrong)}",
-                f"requests that reached the server: {self.seen}",
-                f"{self.rows:,} rows of healthy requests",
-            ]
-        )
+    seen: dict[str, int] = field(default_factory=dict)  # requests that reached the server, by path
+    rows: int = 0  # of healthy requests
 
 
-async def ask(client: ClientSession, url: str, way: str, number: int, found: Outcome) -> None:
+async def ask(client: ClientSession, url: str, number: int, found: Outcome) -> None:
     """One healthy request, and how its answer differs, if it does."""
-    begun, first, content = perf_counter(), 0.0, bytearray()
     try:
         async with asyncio.timeout(_PATIENCE_S):
             body = {"mode": "stream", "number": number, "messages": [f"{number} " * 200]}
             async with client.post(url + PATH, json=body) as answer:
-                async for part in answer.content.iter_any():
-                    first = first or perf_counter() - begun
-                    content += part
+                content = await answer.read()
     except (ClientError, OSError) as error:
-        found.wrong[f"{way}: {type(error).__name__}"] += 1
+        found.wrong[type(error).__name__] += 1
         return
-    if bytes(content) != b"".join(stream_of(number)):
-        found.wrong[f"{way}: other bytes"] += 1
-        return
-    found.first_ms[way].append(first * 1e3)
-    found.last_ms[way].append((perf_counter() - begun) * 1e3)
+    found.whole += content == b"".join(stream_of(number))
 
 
-async def healthy(urls: dict[str, str], requests: int, rate: float, proxy: int) -> Outcome:
-    """Ask both ways, ``rate`` requests a second each."""
+async def healthy(url: str, requests: int, rate: float, proxy: int) -> Outcome:
+    """Ask ``rate`` requests a second."""
     found, process = Outcome(), psutil.Process(proxy)
     async with (
         ClientSession(connector=TCPConnector(limit=0)) as client,
         asyncio.TaskGroup() as group,
     ):
-        begun = perf_counter()
         for number in range(requests):
-            for place, (way, url) in enumerate(urls.items()):
-                due = begun + (number + place / 2) / rate
-                await asyncio.sleep(max(0.0, due - perf_counter()))
-                group.create_task(ask(client, url, way, number, found))
+            group.create_task(ask(client, url, number, found))
+            await asyncio.sleep(1 / rate)
             if number % max(1, requests // 8) == 0:
                 found.rss.append(process.memory_info().rss / 2**20)
     found.rss.append(process.memory_info().rss / 2**20)
@@ -262,13 +228,12 @@ async def run(requests: int, rate: float, hostile: int) -> Outcome:
     own = [sys.executable, "-m", "tests.record.stress"]
     port = free_port()
     folder = Path(tempfile.mkdtemp()) / "recording"
-    async with process(*own, "--serve") as (_, direct), process(*own, "--relay", direct) as relay:
+    async with process(*own, "serve") as (_, direct):
         record = f"ulimit -n 256; exec {sys.executable} -P -m dsv4kv record {folder} --quiet "
         async with process("bash", "-c", f"{record} --proxy {port}={direct}") as (pid, _):
             await until_open(port)
-            urls = {"proxy": f"http://127.0.0.1:{port}", "relay": relay[1]}
-            async with process(*own, "--attack", str(port), "--hostile", str(hostile)):
-                found = await healthy(urls, requests, rate, pid)
+            async with process(*own, str(port), str(hostile)):
+                found = await healthy(f"http://127.0.0.1:{port}", requests, rate, pid)
         async with ClientSession() as client, client.get(direct + "/seen") as seen:
             found.seen = json.loads(await seen.read())
     rows = list(read_stream(folder, "requests"))
@@ -296,47 +261,6 @@ async def trouble(port: int, hostile: int) -> None:
         await asyncio.Event().wait()
 
 
-async def relay(upstream: str) -> None:
-    """Be a relay, the plainest that aiohttp makes."""
-    async with ClientSession(auto_decompress=False) as client:
-
-        async def passing(request: web.BaseRequest) -> web.StreamResponse:
-            url, body = upstream + request.path, await request.read()
-            async with client.request(request.method, url, data=body) as answer:
-                passed = web.StreamResponse(status=answer.status)
-                await passed.prepare(request)
-                async for part in answer.content.iter_any():
-                    await passed.write(part)
-                await passed.write_eof()
-                return passed
-
-        runner = web.ServerRunner(web.Server(passing, access_log=None))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
-        await asyncio.Event().wait()
-
-
-def main() -> None:
-    """Measure and say."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--rate", type=float, default=60.0)
-    parser.add_argument("--hostile", type=int, default=6)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--relay", help=argparse.SUPPRESS)
-    parser.add_argument("--attack", type=int, help=argparse.SUPPRESS)
-    wanted = parser.parse_args()
-    with suppress(KeyboardInterrupt):
-        if wanted.serve:
-            asyncio.run(listen())
-        elif wanted.attack:
-            asyncio.run(trouble(wanted.attack, wanted.hostile))
-        elif wanted.relay:
-            asyncio.run(relay(wanted.relay))
-        else:
-            print(asyncio.run(run(wanted.requests, wanted.rate, wanted.hostile)).describe())
-
-
 if __name__ == "__main__":
-    main()
+    with suppress(KeyboardInterrupt):
+        asyncio.run(listen() if sys.argv[1] == "serve" else trouble(*map(int, sys.argv[1:])))

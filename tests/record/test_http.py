@@ -159,6 +159,7 @@ class Case(NamedTuple):
     lacks: tuple[bytes, ...] = ()
     ends: list[tuple[int, str]] | None = None  # rows, if any are looked at
     connections: int | None = None
+    asked: bytes = b""  # how the server is
 
 
 OWN = b"\r\n\r\ndsv4kv record: "
@@ -199,6 +200,24 @@ PASSED = {
     "the proxy's own answers name no software": Case(
         LAST, b"no HTTP\r\n\r\n", b"HTTP/1.1 502 ", has=(OWN,), lacks=(b"aiohttp", b"\r\nServer:")
     ),
+    **{
+        f"a field {name!r} of an answer is not passed on": Case(
+            LAST, HEAD + name + b" : 5\r\nA: b\r\n\r\nhello", b"HTTP/1.1 ", lacks=(name + b" :",)
+        )
+        for name in (b"Content-Length", b"Transfer-Encoding", b"X Y", b"X")
+    },
+    **{
+        f"{given!r} is a path of the server": Case(
+            LAST.replace(b"/ ", given + b" "), OK + b"ok", HEAD, b"ok",
+            asked=b"GET " + path + b" HTTP/1.1\r\n",
+        )
+        for given, path in {
+            b"/a%0Ab%2F..%00": b"/a%0Ab%2F..%00",
+            b"http://elsewhere": b"/",
+            b"http://elsewhere?a=/b": b"/?a=/b",
+            b"http://elsewhere:81/a?b=%20": b"/a?b=%20",
+        }.items()
+    },
     "nor do those to what is malformed": Case(
         b"GET / HTTP/1.1\r\n:a\r\n\r\n", OK, b"HTTP/1.", ODD, lacks=(b"aiohttp", b"\r\nServer:")
     ),
@@ -260,21 +279,15 @@ PASSED = {
 
 @pytest.mark.parametrize("name", PASSED)
 def test_one_request_becomes_one_answer(name: str, tmp_path: Path) -> None:
-    case = PASSED[name]
-    went = Through(tmp_path, answering(case.said), asking(case.raw))
+    case, heads = PASSED[name], list[bytes]()
+    went = Through(tmp_path, answering(case.said, heads), asking(case.raw))
     assert went.got.startswith(case.begin)
     assert went.got.endswith(case.end)
     assert [each for each in case.has if each not in went.got] == []
     assert [each for each in case.lacks if each in went.got] == []
     assert case.ends in (None, went.ends)
     assert case.connections in (None, went.connections)
-
-
-def test_requests_of_one_client_are_answered_in_order(tmp_path: Path) -> None:
-    answers = [OK + b"ab", OK + b"cd"]
-    both = b"".join(answers)
-    served = answering(lambda _: answers.pop(0))
-    assert Through(tmp_path, served, asking(GET + GET, len(both))).got == both
+    assert all(head.startswith(case.asked) and b"elsewhere" not in head for head in heads)
 
 
 @pytest.mark.parametrize("method", [b"GET", b"POST"])
@@ -414,43 +427,6 @@ def test_more_than_an_answer_is_no_answer_to_the_next_request(
     assert got.endswith(b"\r\n\r\nme")
 
 
-@pytest.mark.parametrize(
-    ("given", "path"),
-    [
-        (b"/a%0Ab%2F..%00", b"/a%0Ab%2F..%00"),
-        (b"http://elsewhere", b"/"),
-        (b"http://elsewhere?a=/b", b"/?a=/b"),
-        (b"http://elsewhere:81/a?b=%20", b"/a?b=%20"),
-    ],
-)
-def test_any_path_is_passed_on_and_no_server_that_a_client_names_is_asked(
-    given: bytes, path: bytes, tmp_path: Path
-) -> None:
-    asked = list[bytes]()
-    served = answering(OK + b"ok", asked)
-    assert Through(tmp_path, served, asking(LAST.replace(b"/ ", given + b" "))).got.endswith(b"ok")
-    assert asked[0].startswith(b"GET " + path + b" HTTP/1.1\r\n")
-    assert b"elsewhere" not in asked[0]
-
-
-def test_a_batch_of_conversations_is_recorded_with_its_usage(tmp_path: Path) -> None:
-    ask = asking(SMALL.replace(PATH, PATH + b"/batch"))
-    answer = saying({"id": "a", "usage": {"prompt_tokens": 600, "completion_tokens": 3}})
-    (row,) = Through(tmp_path, answering(answer), ask).rows
-    assert (row["input_tokens"], row["output_tokens"], "ids" in row) == (600, 3, False)
-
-
-@pytest.mark.parametrize("name", [b"Content-Length", b"Transfer-Encoding", b"X Y", b"X"])
-def test_a_field_whose_name_is_none_is_not_passed_on(name: bytes, tmp_path: Path) -> None:
-    answer = HEAD + name + b" : 5\r\nA: b\r\n\r\nhello"
-    got = Through(tmp_path, answering(answer), asking(LAST)).got
-    head, _, _ = got.partition(b"\r\n\r\n")
-    assert name + b" :" not in head
-    if b" 200 " in head:
-        assert b"\r\nA: b" in head
-        assert content(got) == b"hello"
-
-
 FLOODS = [
     (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 10, 0.001),
     (CHUNKED, b"0" * 10_000, 0.0),
@@ -551,47 +527,39 @@ def test_a_row_has_what_a_request_and_its_answer_tell(name: str, tmp_path: Path)
     assert {field: row.get(field) for field in told} == told
 
 
-def test_a_text_has_few_more_ids_than_it_has_bytes() -> None:
+def picture(file: str, said: str = "") -> Record:
+    parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{file}"}}]
+    text = {"type": "text", "text": said}
+    return {"messages": [{"role": "user", "content": [*parts, text]}]}
+
+
+SAME = {"prompt": [1, 2] * 64}
+BODIES: dict[str, tuple[Record, int, Record]] = {
+    "tokens by another name": ({"token_ids": [1, 2] * 64}, 0, SAME),
+    "tokens as a batch of one": ({"prompt": [[1, 2] * 64]}, 0, SAME),
+    "a batch of prompts": ({"prompt": ["a" * 900, "b" * 900]}, 600, {}),
+    "a batch of texts": ({"text": ["a" * 900, "b" * 900]}, 600, {}),
+    "a file, which is one word": (picture("A" * 10**6), 1_000, {}),
+    "more text than so many tokens have": (picture("", "a" * 10**5), 1_000, {}),
+    "a number": ({"input": 0.5, "messages": 7}, 600, {}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_has_the_ids_of_one_that_says_the_same(name: str) -> None:
+    body, tokens, same = BODIES[name]
+    row, other = (
+        Prompts(b"x", 64).row(json.dumps(each).encode(), {}, tokens, None) for each in (body, same)
+    )
+    assert row == other
+    assert ("ids" in row) == (same is SAME)
+
+
+def test_another_file_makes_another_text_of_the_same_length() -> None:
+    one, other = (prompt_text(picture(file * 10**6, "b" * 4_000)) for file in "AC")
+    assert one != other
+    assert len(one) == len(other) < 4_200
     assert len(text_ids(b"a" * 640, 2**24, 64.0, Veil(b"x"))) == (640 + 2**16) // 64
-
-
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ({"prompt": 3}, b""),
-        ({"prompt": [1, "a", True, None]}, b"a"),
-        ({"input": 0.5, "messages": 7}, b""),
-        ({"prompt": {"a": "é"}}, '{"a": "é"}'.encode()),
-    ],
-)
-def test_a_number_is_no_text_of_a_prompt(body: dict[str, Any], text: bytes) -> None:
-    assert prompt_text(body) == text
-
-
-def test_a_file_in_a_prompt_is_one_word_and_settles_no_size_of_pieces() -> None:
-    def body(file: str, said: str = "") -> bytes:
-        parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{file}"}}]
-        text = {"type": "text", "text": said}
-        return json.dumps({"messages": [{"role": "user", "content": [*parts, text]}]}).encode()
-
-    prompts = Prompts(b"x", 64)
-    assert prompts.row(body("A" * 10**6), {}, 1_000, None) == {}
-    assert prompts.row(body("", "a" * 10**5), {}, 1_000, None) == {}
-    said = prompt_text(json.loads(body("A" * 10**6, "b" * 4_000)))
-    assert len(said) < 4_200
-    assert said != prompt_text(json.loads(body("C" * 10**6, "b" * 4_000)))
-
-
-@pytest.mark.parametrize("body", [{"token_ids": [1, 2] * 64}, {"prompt": [[1, 2] * 64]}])
-def test_tokens_of_a_prompt_are_its_ids(body: dict[str, Any]) -> None:
-    same = Prompts(b"x", 64).row(json.dumps({"prompt": [1, 2] * 64}).encode(), {}, 0, None)
-    assert Prompts(b"x", 64).row(json.dumps(body).encode(), {}, 0, None) == same
-
-
-@pytest.mark.parametrize("name", ["prompt", "text"])
-def test_a_batch_has_no_ids_and_settles_no_size_of_pieces(name: str) -> None:
-    body = json.dumps({name: ["a" * 900, "b" * 900]}).encode()
-    assert Prompts(b"x", 64).row(body, {}, 600, None) == {}
 
 
 @pytest.mark.parametrize("text", [b'{"usage":', b'"usage":{"b":[' + b"1," * 18 + b"1],"])

@@ -11,11 +11,10 @@ from unittest.mock import patch
 
 import pytest
 
-from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.errors import TraceError
 from dsv4kv.record import Veil
 from dsv4kv.record.folder import Record, Recording, read_stream
 from dsv4kv.record.logs import RequestLog
-from tests.record.sockets import wait_until
 
 
 def line(number: int) -> str:
@@ -58,24 +57,6 @@ def follow(folder: Path, log: Path, steps: Steps) -> list[int]:
     return [record["input_tokens"] for record in read_stream(folder, "requests")]
 
 
-def test_a_log_is_followed_until_it_is_stopped(tmp_path: Path) -> None:
-    log, stop, heard = tmp_path / "log", threading.Event(), list[int]()
-    log.write_text(line(1))
-
-    def hear(stream: str, record: Record) -> None:
-        heard.extend([record["input_tokens"]] if stream == "requests" else [])
-
-    with Recording(tmp_path / "recording", hear=hear) as recording:
-        source = RequestLog(0, log, recording, Veil(recording.salt))
-        thread = threading.Thread(target=source.run, args=(stop,))
-        thread.start()
-        wait_until(lambda: heard == [1])
-        add(log, line(2))
-        wait_until(lambda: heard == [1, 2])
-        stop.set()
-        thread.join()
-
-
 def test_what_is_not_read_when_a_recording_is_stopped_is_said_and_read_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +82,7 @@ def test_what_is_not_read_when_a_recording_is_stopped_is_said_and_read_later(
     [
         (lines(1, 2) + "of something else\n", lines(1, 2) + "of something else\n" + line(3), 3),
         (lines(1), lines(2, 3), 3),  # a log that began anew with its inode
+        (lines(1), lines(1, 2).rstrip(), 2),  # without an end, where nothing is waited for
     ],
 )
 def test_a_log_is_read_on_where_it_was_left(
@@ -171,17 +153,6 @@ def test_every_line_is_read_once_while_a_log_grows(name: str, tmp_path: Path) ->
     assert found == [*range(1, whole + 1)]
 
 
-def test_a_log_that_was_renamed_in_a_folder_meanwhile_is_read_on(tmp_path: Path) -> None:
-    log = tmp_path / "logs" / "log"
-    log.parent.mkdir()
-    log.write_text(lines(1, 2))
-    read(tmp_path / "recording", log.parent)
-    add(log, line(3))
-    log.rename(log.with_suffix(".1"))
-    log.write_text(line(4))
-    assert sorted(read(tmp_path / "recording", log.parent)) == [1, 2, 3, 4]
-
-
 def test_a_log_whose_inode_had_another_name_before_is_read_on_by_its_own(tmp_path: Path) -> None:
     log, folder = tmp_path / "logs" / "log", tmp_path / "recording"
     old = log.with_suffix(".1")
@@ -223,28 +194,6 @@ def test_logs_that_are_renamed_in_a_folder_are_not_read_again(
     assert sorted(follow(tmp_path / "recording", logs, steps)) == [*range(10)]
 
 
-def test_files_that_come_into_a_folder_are_read(logs: Path, tmp_path: Path) -> None:
-    (logs / "log_10").write_text(line(1))
-    log = logs / "log_11"
-    assert follow(tmp_path / "recording", logs, [lambda: log.write_text(line(2))]) == [1, 2]
-    add(log, line(3))
-    assert read(tmp_path / "recording", logs) == [1, 2, 3]
-
-
-def test_a_log_that_is_deleted_from_a_folder_is_read_to_its_end(
-    logs: Path, tmp_path: Path
-) -> None:
-    log = logs / "log"
-    log.write_text(line(1))
-
-    def delete() -> None:
-        with log.open("a") as file:
-            file.write(line(2))
-            log.unlink()
-
-    assert follow(tmp_path / "recording", logs, [delete]) == [1, 2]
-
-
 def test_of_many_logs_few_are_open_and_deleted_ones_are_closed(
     logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,27 +221,6 @@ def test_of_many_logs_few_are_open_and_deleted_ones_are_closed(
     assert sorted(found) == [*range(20), 100, 119]
 
 
-def test_what_comes_before_a_log_is_left_is_read(
-    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dsv4kv.record.logs._MOST_OPEN", 1)
-    heard, stop = list[int](), threading.Event()
-    for number in (1, 2):
-        (logs / f"{number}.log").write_text(line(number))
-
-    def hear(stream: str, record: Record) -> None:
-        heard.extend([record["input_tokens"]] if stream == "requests" else [])
-        if heard == [1, 2]:
-            add(logs / "1.log", line(3))
-
-    with Recording(tmp_path / "recording", hear=hear) as recording:
-        source = RequestLog(0, logs, recording, Veil(recording.salt))
-        source._read(stop)
-        stop.set()
-        source.run(stop)
-    assert heard == [1, 2, 3]
-
-
 def test_a_compressed_log_is_read_as_far_as_it_is_written_and_half_of_it_once(
     tmp_path: Path,
 ) -> None:
@@ -312,16 +240,6 @@ def test_a_compressed_log_is_read_as_far_as_it_is_written_and_half_of_it_once(
     reading = patch("gzip.GzipFile.read", side_effect=AssertionError)
     assert follow(tmp_path / "recording", log, [reading.start, grow]) == numbers
     assert read(tmp_path / "other", log) == numbers
-
-
-def test_a_line_without_end_is_read_where_nothing_more_is_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(lines(1, 2).rstrip())
-    assert read(tmp_path / "recording", tmp_path / "log") == [1, 2]
-
-
-def test_a_log_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no such log"):
-        read(tmp_path / "recording", tmp_path / "log")
 
 
 def test_a_log_of_which_no_line_is_understood_is_an_error(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import re
 import shlex
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from dsv4kv.profile import trace as tr
 from dsv4kv.profile.kineto import read_kineto
 from dsv4kv.profile.launch import NCU_METRICS, export_nsys, find_profiler
 from dsv4kv.profile.nsys import read_nsys
-from dsv4kv.profile.table import Rule, build_table, shipped_rules
+from dsv4kv.profile.table import Rule, bounded_matching, build_table, shipped_rules
 from dsv4kv.profile.trace import STEP, Trace
 from dsv4kv.runs.parts import KernelTable, Profile
 from dsv4kv.runs.points import make_case
@@ -134,7 +134,8 @@ def load_profile(path: Path, step: str, rules: Sequence[Rule] = ()) -> Source:
     """
     if path.suffix != ".json" or not is_record(path):
         trace = read_profile(path, step)
-        table = build_table(trace, [*rules, *shipped_rules()])
+        with bounded_matching() if rules else nullcontext():
+            table = build_table(trace, [*rules, *shipped_rules()])
         profile = Profile(
             why=f"read from {path.name}",
             command=[],

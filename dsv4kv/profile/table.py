@@ -4,8 +4,10 @@ What a kernel does to a KV cache is said by rules in ``configs/profile/``.
 """
 
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -151,6 +153,28 @@ def find_rule(name: str, rules: Sequence[Rule]) -> Rule | None:
     """The first rule that a kernel's name fits, None where none does."""
     short = shorten(name)
     return next((rule for rule in rules if rule.pattern.search(short)), None)
+
+
+_MATCHED_S = 10.0  # of the processor, for patterns of a file; all shipped ones take 1 s
+
+
+@contextmanager
+def bounded_matching() -> Iterator[None]:
+    """Raise ``ConfigError`` where patterns take for ever, as ``(a+)+$`` does of many names."""
+
+    def give_up(*_: object) -> None:
+        raise ConfigError(
+            f"--rules: to match its patterns takes more than {_MATCHED_S:g} s: write them without "
+            "repeats of repeats, such as (a+)+."
+        )
+
+    before = signal.signal(signal.SIGVTALRM, give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _MATCHED_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 MOST_KERNELS = 4_096

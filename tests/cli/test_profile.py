@@ -282,6 +282,16 @@ def test_a_profiler_that_is_not_installed_is_named(tool: str) -> None:
 # ---- profiles that exist ------------------------------------------------------------------------
 
 
+def test_rules_that_take_for_ever_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv4kv.profile.table._MATCHED_S", 0.2)
+    events = gpu_events()
+    events += [{**each, "name": "a" * 40 + "!"} for each in events if "dur" in each]
+    trace = save(Path("trace.json"), events)
+    Path("rules.yaml").write_text("engine: x\nrules: {other: [(a+)+$]}\n")
+    said = refused(invoke(str(trace), "--rules", "rules.yaml"), 2)
+    assert "write them without repeats of repeats" in said
+
+
 def test_an_export_of_a_server_is_told_without_a_gpu(snapshot: SnapshotAssertion) -> None:
     export = two_replays()
     for step in (0, 1):

@@ -366,7 +366,7 @@ def test_a_template_is_refused_in_its_own_words(
     render = rendering(tmp_path, template, "given.py" if "def " in template else "given.jinja")
     for _ in range(1 + (template is LOOPS)):  # the next conversation has a process of its own
         prompts = range(3_000 if template is SHARED else 1)  # which share its time
-        asked = [{"role": "user", "content": "MY SECRET"}], None, {}
+        asked: list[Any] = [[{"role": "user", "content": "MY SECRET"}], None, {}]
         with pytest.raises(ValueError, match=re.escape(told)) as raised:
             [render(*asked, first=not number) for number in prompts]
         assert "SECRET" not in str(raised.value)

@@ -15,10 +15,11 @@ from dsv4kv.budget.answer import Answer, answer
 from dsv4kv.budget.fit import available_bytes
 from dsv4kv.engines.formats import Site, stored_formats
 from tests.budget.questions import ask
-from tests.engines.oracles.planned import ENGINES, about, answered
+from tests.engines.oracles.planned import SGLANG, VLLM, about, answered
 
 FILE = KNOWN = Path(__file__).parent / "planned.jsonl"
 RECORDED = Path(__file__).parent / "recorded.jsonl"
+ENGINES = {"vllm": VLLM, "sglang": SGLANG}
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 CASES = list(
     product(("v4-flash", "v4-pro", "v4.1-flash"), ("h200", "b200", "b300"), ((8, 1), (1, 8)))

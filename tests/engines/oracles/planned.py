@@ -6,7 +6,9 @@ setting (as the program reads it), ``names`` of the formats, the ``model``, and 
 
 import random
 import sys
+from collections.abc import Callable
 from functools import cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from dsv4kv.engines.contract import Deployment
@@ -19,56 +21,9 @@ from dsv4kv.model.plan import choose_formats
 from dsv4kv.model.presets import load_model
 from tests.engines.oracles.asking import HERE, ask, keep, read_kept
 
-
-class Planner(NamedTuple):
-    """A program that answers, its answers, whose sizes they hold, and how they are made."""
-
-    script: str
-    file: str
-    engine: str
-    made: str
-
-
-PLANNERS = {
-    "vllm": Planner(
-        "vllm_planner.py",
-        "vllm_planner_0.33.0.jsonl.gz",
-        "vllm:0.33",
-        "get_kv_cache_groups and what it counts with, on specs of the layers' own methods",
-    ),
-    "sglang": Planner(
-        "sglang_pools.py",
-        "sglang_pools_0.5.23.jsonl.gz",
-        "sglang:0.5.23",
-        "DSV4PoolConfigurator, and DefaultPoolConfigurator with V3.2's cell",
-    ),
-    "roles": Planner(
-        "sglang_pools.py",
-        "sglang_roles_0.5.23.jsonl.gz",
-        "sglang:0.5.23",
-        "DSV4PoolConfigurator of a prefill and of a decode side",
-    ),
-    "hicache": Planner(
-        "sglang_host.py",
-        "sglang_host_0.5.23.jsonl.gz",
-        "sglang:0.5.23",
-        "host pools by build_deepseek_v4_hicache_stack and build_host_pool_group",
-    ),
-    "offloading": Planner(
-        "vllm_host.py",
-        "vllm_host_0.33.0.jsonl.gz",
-        "vllm:0.33",
-        "CPUOffloadingSpec on build_offloading_config, _derive_cpu_config, and masks",
-    ),
-    "lmcache": Planner(
-        "lmcache_host.py",
-        "lmcache_host_0.5.6.jsonl.gz",
-        "vllm:0.33",
-        "downsample_and_stage_block_ids on groups of vLLM's blocks",
-    ),
-}
-ENGINES = {name: planner.engine for name, planner in PLANNERS.items()}
-SETTINGS = 500
+VLLM, SGLANG = "vllm:0.33", "sglang:0.5.23"
+STARTED = ("0.5.21", "0.5.22", "0.5.23")
+"""Versions of SGLang whose starts are asked for; each but the newest in a folder of its own."""
 GIB = 2**30
 _BLOCKS = {"v4": (256, 512), "v41": (128, 256), "flat": (64, 128)}
 
@@ -93,19 +48,6 @@ def about(name: str, arch: str | None, names: list[str]) -> dict[str, Any]:
     }
 
 
-def draw_settings(engine: str) -> list[dict[str, Any]]:
-    """All settings, without answers."""
-    drawn = {
-        "vllm": _draw_vllm,
-        "sglang": _draw_sglang,
-        "roles": _draw_roles,
-        "hicache": _draw_hicache,
-        "offloading": _draw_offloading,
-        "lmcache": _draw_lmcache,
-    }[engine]
-    return [drawn(random.Random(f"{engine} planner {seed}")) for seed in range(SETTINGS)]
-
-
 def _draw_vllm(draw: random.Random) -> dict[str, Any]:
     name = draw.choice(["v4-flash", "v4-pro", "v4.1-flash", "v4.1-flash", "v3.2"])
     model, arch = model_of(name), draw.choice(["sm_90", "sm_100", "sm_103", "sm_120"])
@@ -117,7 +59,7 @@ def _draw_vllm(draw: random.Random) -> dict[str, Any]:
     backend = "FLASHINFER_MLA_SPARSE_DSV41" if plain else None
     mxfp4 = blackwell and model.kind != "flat" and draw.random() < 0.5
     tp = draw.choice([1, 4, 8, 16])
-    site = Site(ENGINES["vllm"], model, arch, tp, backend=backend, dtype=dtype)
+    site = Site(VLLM, model, arch, tp, backend=backend, dtype=dtype)
     found = stored_formats(site, {"indexer": "mxfp4" if mxfp4 else None})
     smallest = 64 if model.kind == "v41" and arch == "sm_90" else _BLOCKS[model.kind][0]
     drafts = draw.choice([0, 0, 1, 3])
@@ -143,7 +85,7 @@ def _draw_sglang(draw: random.Random) -> dict[str, Any]:
     model, arch = model_of(name), draw.choice(["sm_90", "sm_100"])
     mega = model.kind == "v41" and arch == "sm_100" and draw.random() < 0.6
     dtype = draw.choice(["bfloat16", "fp8_e4m3"]) if model.kind == "flat" else "auto"
-    site = Site(ENGINES["sglang"], model, arch, 1 if mega else 8, dtype=dtype)
+    site = Site(SGLANG, model, arch, 1 if mega else 8, dtype=dtype)
     found = stored_formats(site, {})
     layers = model.num_layers
     split = draw.choice([None, None, 20 if model.kind == "v41" else layers // 2])
@@ -206,7 +148,7 @@ def _draw_hicache(draw: random.Random) -> dict[str, Any]:
     asked["arch"] = "gfx950" if hip else asked["arch"]
     asked["names"] = [*asked["names"][:2], "mxfp4" if fp4 else asked["names"][2]]
     page, full = asked["page"], draw.randrange(4000, 4_000_000)
-    engine = find_engine(ENGINES["hicache"])
+    engine = find_engine(SGLANG)
     assert isinstance(engine, SglangEngine)
     windows = 0 if flat else engine.pools(deployment_of(asked)).window_slots(full // page * page)
     given = draw.choice(["ratio"] * 8 + ["size", "nothing"])
@@ -235,7 +177,7 @@ def _draw_offloading(draw: random.Random) -> dict[str, Any]:
 def _draw_lmcache(draw: random.Random) -> dict[str, Any]:
     """A chunk, and the groups of vLLM's blocks that it is cut from."""
     asked = _draw_vllm(draw)
-    engine = find_engine(ENGINES["lmcache"])
+    engine = find_engine(VLLM)
     assert isinstance(engine, VllmEngine)
     groups = [
         {
@@ -248,6 +190,137 @@ def _draw_lmcache(draw: random.Random) -> dict[str, Any]:
         if not group.ring
     ]
     return asked | {"chunk": draw.choice([64, 100, 256, 512, 768, 4096, 32_768]), "groups": groups}
+
+
+def _draw_start(draw: random.Random, version: str) -> dict[str, Any]:
+    """A start of SGLang, with what it prints.
+
+    Answers of ours and the planner's differed where prefixes are not kept, steps do not overlap, a
+    start is refused, for ranks of a pipeline and limits that do not divide among the replicas.
+    """
+    name = draw.choice(["v4-flash", "v4-pro", "v4.1-flash"])
+    model, stages = model_of(name), draw.choice([1, 1, 2, 3, 4])
+    if model.kind == "v41" and stages > 2:  # a stage without a source divides by zero there
+        stages = 2
+    rank, dp = draw.randrange(stages), draw.choice([1, 2, 8])
+    total = draw.choice([None, 100, 250, 256])
+    drafts = draw.choice([0, 0, 4])
+    sizes = find_engine(f"sglang:{version}").stage_layers(model.num_layers, stages)
+    first, little = sum(sizes[:rank]), draw.random() < 0.5
+    names = ["fp8_ds_mla", "fp8_ds_mla", "mxfp4" if model.kind == "v41" else "fp8"]
+    return about(name, "sm_90", names) | {
+        "version": version,
+        "held": [first, first + sizes[rank]],
+        "stages": stages,
+        "rank": rank,
+        "dp": dp,
+        "mega": False,
+        "requests": total,
+        "ratio": draw.choice([None, None, 0.05]),
+        "page": 256,
+        "chunk": draw.choice([8192, 16_384]) // dp,
+        "context": model.max_context_tokens,
+        "encoder": False,
+        "drafts": int(drafts > 0 and rank == stages - 1),
+        "draft_tokens": drafts,
+        "overlap": draw.random() < 0.5,
+        "prefix_cache": draw.random() < 0.5,
+        "state": "fp32",
+        "memory": int(draw.uniform(0.01, 3) * GIB if little else draw.uniform(3, 60) * GIB),
+    }
+
+
+def _draw_workspace(draw: random.Random) -> dict[str, Any]:
+    """What decides how much a dummy run asks for."""
+    name = draw.choice(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
+    model = model_of(name)
+    mxfp4 = model.kind != "flat" and draw.random() < 0.5
+    longest = model.max_context_tokens
+    return {
+        "model": name,
+        "kind": model.kind,
+        "ratio": min(filter(None, model.compress_ratios)),
+        "context": draw.choice([4096, 33_793, 131_072, 262_144, 262_145, longest]),
+        "step": draw.choice([2048, 8192, 8448, 16_384]),
+        "topk": model.index_topk,
+        "mxfp4": mxfp4,
+    }
+
+
+class Planner(NamedTuple):
+    """A program that answers, its answers, how they are made, and how a setting is drawn."""
+
+    script: str
+    file: str
+    made: str
+    draw: Callable[..., dict[str, Any]]
+    count: int = 500  # of every version
+
+
+PLANNERS = {
+    "vllm": Planner(
+        "vllm_planner.py",
+        "vllm_planner_0.33.0.jsonl.gz",
+        "get_kv_cache_groups and what it counts with, on specs of the layers' own methods",
+        _draw_vllm,
+    ),
+    "sglang": Planner(
+        "sglang_pools.py",
+        "sglang_pools_0.5.23.jsonl.gz",
+        "DSV4PoolConfigurator, and DefaultPoolConfigurator with V3.2's cell",
+        _draw_sglang,
+    ),
+    "roles": Planner(
+        "sglang_pools.py",
+        "sglang_roles_0.5.23.jsonl.gz",
+        "DSV4PoolConfigurator of a prefill and of a decode side",
+        _draw_roles,
+    ),
+    "hicache": Planner(
+        "sglang_host.py",
+        "sglang_host_0.5.23.jsonl.gz",
+        "host pools by build_deepseek_v4_hicache_stack and build_host_pool_group",
+        _draw_hicache,
+    ),
+    "offloading": Planner(
+        "vllm_host.py",
+        "vllm_host_0.33.0.jsonl.gz",
+        "CPUOffloadingSpec on build_offloading_config, _derive_cpu_config, and masks",
+        _draw_offloading,
+    ),
+    "lmcache": Planner(
+        "lmcache_host.py",
+        "lmcache_host_0.5.6.jsonl.gz",
+        "downsample_and_stage_block_ids on groups of vLLM's blocks",
+        _draw_lmcache,
+    ),
+    "starts": Planner(
+        "sglang_pools.py",
+        "sglang_starts.jsonl.gz",
+        "DSV4PoolConfigurator.calculate_pool_sizes, its logger and its errors",
+        _draw_start,
+        count=120,
+    ),
+    "workspaces": Planner(
+        "vllm_workspaces.py",
+        "vllm_workspaces_0.33.0.jsonl.gz",
+        "forward_mqa, _reserve_prefill_workspace and the indexer's shapes, of dummy runs",
+        _draw_workspace,
+        count=60,
+    ),
+}
+
+
+def draw_settings(name: str) -> list[dict[str, Any]]:
+    """All settings of a planner, without answers."""
+    planner = PLANNERS[name]
+    numbers = range(planner.count)
+    if name == "starts":
+        drawn = (random.Random(f"start {n}") for _ in STARTED for n in numbers)
+        versions = (version for version in STARTED for _ in numbers)
+        return list(map(planner.draw, drawn, versions))
+    seed = "workspace" if name == "workspaces" else f"{name} planner"
+    return [planner.draw(random.Random(f"{seed} {n}")) for n in numbers]
 
 
 def deployment_of(asked: dict[str, Any]) -> Deployment:
@@ -280,28 +353,27 @@ def deployment_of(asked: dict[str, Any]) -> Deployment:
 
 
 @cache
-def read_settings(engine: str) -> tuple[dict[str, Any], ...]:
-    """All settings of an engine with their answers."""
-    return tuple(read_kept(HERE / PLANNERS[engine].file))
+def read_settings(name: str) -> tuple[dict[str, Any], ...]:
+    """All settings of a planner with its answers."""
+    return tuple(read_kept(HERE / PLANNERS[name].file))
 
 
-def answered(
-    engine: str, settings: list[dict[str, Any]] | None = None, package: str = ""
-) -> list[dict[str, Any]]:
+def answered(name: str, settings: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
     """Settings, all of them unless given, with the planner's answers."""
-    settings = settings or draw_settings(engine)
-    script = PLANNERS[engine].script
-    answers = ask(script, package or script.partition("_")[0], settings)
-    return [
-        setting | {"answer": answer} for setting, answer in zip(settings, answers, strict=True)
-    ]
+    script, found = PLANNERS[name].script, []
+    engine, newest = script.partition("_")[0], STARTED[-1]
+    rows = settings or draw_settings(name)
+    for version, group in groupby(rows, lambda asked: asked.get("version", newest)):
+        asked = list(group)
+        answers = ask(script, engine if version == newest else f"{engine}-{version}", asked)
+        found += [row | {"answer": told} for row, told in zip(asked, answers, strict=True)]
+    return found
 
 
-def main(*engines: str) -> None:
-    """Write all files, or those of some engines."""
-    for engine in engines or PLANNERS:
-        planner = PLANNERS[engine]
-        keep(HERE / planner.file, planner.made, answered(engine))
+def main(*names: str) -> None:
+    """Write all files, or those of some planners."""
+    for name in names or PLANNERS:
+        keep(HERE / PLANNERS[name].file, PLANNERS[name].made, answered(name))
 
 
 if __name__ == "__main__":

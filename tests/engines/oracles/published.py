@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from dsv4kv.diagnose.conform import Prompt, draw_prompts
-from tests.engines.oracles import record
+from tests.engines.oracles import recorded
 from tests.engines.oracles.asking import HERE, ask
 from tests.engines.oracles.recorded import PAGE, Trace, draw_traces
 
@@ -33,10 +33,7 @@ SEEDS = 4
 """Workloads of every rule."""
 SMALL_PAGE = 16
 """Tokens of a block where context alone is kept: what vLLM takes for most models."""
-MADE = {
-    "vllm": "KVCacheManager and ZmqEventPublisher of the wheel on a CPU, received over tcp",
-    "sglang": "UnifiedRadixCache and ZmqEventPublisher of the wheel on a CPU, received over tcp",
-}
+MANAGERS = {"vllm": "KVCacheManager", "sglang": "UnifiedRadixCache"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def question(workload: Workload) -> dict[str, Any]:
     """A workload as a publisher's program reads it."""
     chunk_pages = workload.chunk_tokens // PAGE
     trace = Trace(workload.rule, workload.prompts, workload.pages, chunk_pages, {})
-    asked = record.question(trace, "none") | {"page": workload.page}
+    asked = recorded.question(trace, "none") | {"page": workload.page}
     if "chunk_tokens" in asked:
         asked["chunk_tokens"] = workload.chunk_tokens
     return asked
@@ -92,7 +89,7 @@ def question(workload: Workload) -> dict[str, Any]:
 def published(engine: str, rule: str) -> list[Workload]:
     """The workloads of a rule, served and published by an engine."""
     workloads = list(draw_workloads(rule))
-    answers = ask(f"{engine}_publisher.py", engine, map(question, workloads))
+    answers = ask("publisher.py", engine, map(question, workloads))
     return [
         replace(
             workload,
@@ -107,7 +104,8 @@ def main() -> None:
     """Write both files."""
     for engine, rules in RULES.items():
         workloads = [asdict(one) for rule in rules for one in published(engine, rule)]
-        about = {"engine": engine, "version": record.VERSIONS[engine], "made": MADE[engine]}
+        made = f"{MANAGERS[engine]} and ZmqEventPublisher of the wheel on a CPU, received over tcp"
+        about = {"engine": engine, "version": recorded.VERSIONS[engine], "made": made}
         packed = msgspec.msgpack.encode([about, *workloads])
         FILES[engine].write_bytes(lzma.compress(packed, preset=9))
 

@@ -33,26 +33,30 @@ def document(*arguments: str, exit_code: int = 0) -> dict[str, Any]:
     return found
 
 
+_FP8 = "--main-format fp8_ds_mla --window-format fp8_ds_mla --indexer-format"
+_BF16 = "--main-format bf16 --window-format bf16 --indexer-format bf16"
+
+
 @pytest.mark.parametrize(
-    ("model", "main", "indexer", "gib"),
+    ("asked", "gib"),
     [
-        ("v4-flash", "bf16", "bf16", 6.724),
-        ("v4-pro", "bf16", "bf16", 9.625),
-        ("v4-flash", "fp8_ds_mla", "fp8", 3.763),
-        ("v4-pro", "fp8_ds_mla", "fp8", 5.387),
-        ("v4-flash", "fp8_ds_mla", "mxfp4", 3.435),
-        ("v4-pro", "fp8_ds_mla", "mxfp4", 4.918),
-        ("v3.2", "bf16", "bf16", 83.875),
-        ("v3.2", "fp8_ds_mla", "fp8", 46.941),
+        (f"v4-flash {_BF16}", 6.724),
+        (f"v4-pro {_BF16}", 9.625),
+        (f"v4-flash {_FP8} fp8", 3.763),
+        (f"v4-pro {_FP8} fp8", 5.387),
+        (f"v4-flash {_FP8} mxfp4", 3.435),
+        (f"v4-pro {_FP8} mxfp4", 4.918),
+        (f"v3.2 {_BF16}", 83.875),
+        (f"v3.2 {_FP8} fp8", 46.941),
+        ("v4-flash --engine vllm:0.33", 3.435),  # whatever the engine and the layout
+        ("v4-flash --gpus 8 --tp 8", 3.435),
     ],
 )
 def test_a_request_of_a_million_tokens_takes_its_published_gibibytes(
-    model: str, main: str, indexer: str, gib: float
+    asked: str, gib: float
 ) -> None:
     """arXiv:2606.19348, and vLLM's 656 + 132 B entries for V3.2 (46.94 GiB)."""
-    formats = ["--main-format", main, "--window-format", "bf16" if main == "bf16" else main]
-    options = ["--context", "1M", "--concurrency", "1", *formats, "--indexer-format", indexer]
-    found = document("--model", model, *options)
+    found = document("--context", "1M", "--concurrency", "1", "--model", *asked.split())
     assert round(found["request"]["cached_bytes"] / GIB, 3) == gib
 
 
@@ -209,6 +213,8 @@ def test_a_launch_command_is_answered_with_what_each_flag_costs() -> None:
     assert words["--max-num-batched-tokens"]["takes_bytes_per_gpu"] > 0
     assert found["command"]["not_known_to_change_sizes"] == ["--trust-remote-code"]
     assert (found["context_tokens"], found["layout"]["label"]) == (131_072, "TP8")
+    found = document("--context", "64K", "--dp", "2", "--command", COMMAND)  # on top of it
+    assert (found["context_tokens"], found["layout"]["label"]) == (65_536, "TP8 DP2 EP16")
 
 
 @pytest.mark.parametrize(
@@ -241,11 +247,6 @@ def test_a_flag_that_is_nearly_one_of_sizes_is_named_first(
     said = f"! {word} is not counted: did you mean {meant}?"
     assert (said in shown.splitlines()[1:4]) == (meant is not None)
     assert ("did you mean" in shown) == (meant is not None)
-
-
-def test_options_beside_a_command_come_on_top_of_it() -> None:
-    found = document("--context", "64K", "--dp", "2", "--command", COMMAND)
-    assert (found["context_tokens"], found["layout"]["label"]) == (65_536, "TP8 DP2 EP16")
 
 
 def test_an_answer_needs_neither_torch_nor_numpy() -> None:

@@ -16,22 +16,6 @@ SETTINGS = 24
 _DIGITS = 16
 
 
-def draw_settings() -> list[dict[str, Any]]:
-    """Settings, without answers."""
-    return [_draw(number, random.Random(f"chains {number}")) for number in range(SETTINGS)]
-
-
-def _draw(number: int, draw: random.Random) -> dict[str, Any]:
-    block = draw.choice([4, 8, 16])
-    return {
-        "prompts": draw_prompts(draw, block),
-        "block": block,
-        "look_ahead": number % 2,
-        "algorithm": draw.choice(["sha256", "sha256_cbor", "xxhash"]),
-        "seed": draw.choice(["0", "1234"]),
-    }
-
-
 def draw_prompts(draw: random.Random, block: int) -> list[list[int]]:
     """Most begin like one before; where they part is around a block's end, or anywhere."""
     prompts: list[list[int]] = []
@@ -46,7 +30,7 @@ def draw_prompts(draw: random.Random, block: int) -> list[list[int]]:
 
 def ask() -> list[dict[str, Any]]:
     """Every setting with the engine's own answer."""
-    settings = draw_settings()
+    settings = [{key: row[key] for key in row.keys() - {"hashes", "hits"}} for row in read()]
     answers = asking.ask("vllm_chains.py", "vllm", settings)
     return [row | _cut(answer) for row, answer in zip(settings, answers, strict=True)]
 

@@ -1,17 +1,15 @@
-"""Random traces with the tokens that the engines' own managers hit, and how they are made.
+"""Random traces with the tokens that the engines' own managers hit.
 
 A file holds one JSON object a line: the first says which engine, version and source files
 answered, every other one is a trace: ``rule``, ``prompts`` as [tokens, page ids], ``pages`` of
 the pool, ``chunk_pages``, and ``hits`` by speculation. ``python -m`` this asks the managers again.
 """
 
-import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from dsv4kv.diagnose.conform import Prompt, draw_prompts
+from dsv4kv.diagnose.conform import Prompt
 from dsv4kv.engines.names import RULES as KNOWN
 from dsv4kv.traces.paths import PathTable, collect_paths
 from dsv4kv.traces.request import Request
@@ -30,12 +28,6 @@ RULES = {
     "sglang": ("sglang", "sglang-v4:dense", "sglang-v4:tail", "sglang-v41", "sglang-v41:encoder"),
 }
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
-MADE = {
-    "vllm": "KVCacheManager of the wheel on a CPU, one request after the other, no output; with "
-    "drafts the second window group is the draft layer's",
-    "sglang": "UnifiedRadixCache (Python tree) of the wheel on a CPU, one request after the "
-    "other, no output; a checkpoint after every chunk, one more at the end",
-}
 PAGE = 256
 FILES = {"vllm": HERE / "vllm_0.33.0.jsonl.gz", "sglang": HERE / "sglang_0.5.23.jsonl.gz"}
 TRACES = 100
@@ -70,31 +62,6 @@ def read_traces(engine: str) -> tuple[Trace, ...]:
     return tuple(replace(t, prompts=[(tokens, ids) for tokens, ids in t.prompts]) for t in traces)
 
 
-def draw_traces(rule: str) -> Iterator[Trace]:
-    """The traces of a rule, without answers."""
-    for seed in range(TRACES):
-        draw = random.Random(f"{rule} {seed}")
-        prompts = draw_prompts(draw, count=16, longest=draw.choice([5, 9, 14, 18]))
-        chunk = draw.choice([2, 3, 5, 32])
-        yield Trace(rule, prompts, _pool(draw, rule, prompts, chunk), chunk, {})
-
-
-def _pool(draw: random.Random, rule: str, prompts: list[Prompt], chunk: int) -> int:
-    """Pages that hold the longest prompt, some so few that most of it is evicted soon."""
-    longest = max(len(pages) for _, pages in prompts)
-    match rule.split(":"):
-        case ["sglang-v4", _] | ["sglang-v41"]:
-            return 10 * (longest + draw.choice([0, 1, 3, 10]))
-        case ["vllm-v41"]:  # blocks of 128 tokens, five tables of windows of 32, a ring
-            held = min(2 * chunk, 2 * longest) * 5 * 4 + 5 * 5 + 1
-            return 2 * longest + held + draw.choice([1, 4, 10, 25, 60, 400])
-        case ["vllm-v4", _]:
-            held = min(chunk, longest) * (4 + 4 + 32 + 64) + 2 + 2 + 16 + 2
-            return longest + held + draw.choice([4, 20, 60, 200, 600, 5000])
-        case _:
-            return longest + draw.choice([1, 3, 10, 60, 1000])
-
-
 def question(trace: Trace, speculation: str) -> dict[str, Any]:
     """A trace as a manager reads it."""
     about: dict[str, Any] = {"prompts": trace.prompts}
@@ -119,23 +86,20 @@ def question(trace: Trace, speculation: str) -> dict[str, Any]:
 
 def answered(engine: str, rule: str) -> list[Trace]:
     """The traces of a rule with the manager's answers."""
-    traces = list(draw_traces(rule))
-    for speculation in [known for known in SPECULATIONS[engine] if known in KNOWN[rule].drafts]:
-        asked = [question(trace, speculation) for trace in traces]
-        answers = ask(f"{engine}_manager.py", engine, asked)
-        traces = [
-            replace(trace, hits=trace.hits | {speculation: hits})
-            for trace, hits in zip(traces, answers, strict=True)
-        ]
-    return traces
-
-
-def main() -> None:
-    """Write both files."""
-    for engine, rules in RULES.items():
-        traces = [vars(trace) for rule in rules for trace in answered(engine, rule)]
-        keep(FILES[engine], MADE[engine], traces)
+    traces = [trace for trace in read_traces(engine) if trace.rule == rule]
+    hits = {
+        speculation: ask(
+            f"{engine}_manager.py", engine, [question(trace, speculation) for trace in traces]
+        )
+        for speculation in SPECULATIONS[engine]
+        if speculation in KNOWN[rule].drafts
+    }
+    return [
+        replace(trace, hits={speculation: found[number] for speculation, found in hits.items()})
+        for number, trace in enumerate(traces)
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    for engine, rules in RULES.items():
+        keep(FILES[engine], [vars(trace) for rule in rules for trace in answered(engine, rule)])

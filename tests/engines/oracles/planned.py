@@ -27,30 +27,20 @@ PLANNERS = {
     "lmcache": ("lmcache_host.py", "lmcache_host_0.5.6.jsonl.gz"),
     "starts": ("sglang_pools.py", "sglang_starts.jsonl.gz"),
     "workspaces": ("vllm_workspaces.py", "vllm_workspaces_0.33.0.jsonl.gz"),
+    "vllm defaults": ("vllm_planner.py", "vllm_defaults_0.33.0.jsonl.gz"),
+    "sglang defaults": ("sglang_pools.py", "sglang_defaults_0.5.23.jsonl.gz"),
 }
 """The program that answers, and what it answered: a setting each of a prefill or decode side
 (``roles``), of host pools, of chunks in host memory (``offloading``, ``lmcache``), of what SGLang
-0.5.21 to 0.5.23 print when they start, of vLLM's dummy runs, or of GPU pools alone."""
+0.5.21 to 0.5.23 print when they start, of vLLM's dummy runs, or of GPU pools alone; ``defaults``
+are a ``case`` (model, GPU, TP and DP) with what the engine's own functions take unless it is given
+(``tests/engines/defaults/recorded.jsonl``), not random."""
 
 
 @cache
 def model_of(name: str) -> DSV4Config:
     """A shipped model, read once."""
     return load_model(name)
-
-
-def about(name: str, arch: str | None, names: list[str]) -> dict[str, Any]:
-    """What every program reads of a model and its formats."""
-    model = model_of(name)
-    return {
-        "model": name,
-        "arch": arch,
-        "names": names,
-        "kind": model.kind,
-        "ratios": list(model.compress_ratios),
-        "owners": list(model.kv_owners or ()),
-        "layers": model.num_layers,
-    }
 
 
 def deployment_of(asked: dict[str, Any]) -> Deployment:
@@ -88,12 +78,12 @@ def read_settings(name: str) -> tuple[dict[str, Any], ...]:
     return tuple(read_kept(HERE / PLANNERS[name][1]))
 
 
-def answered(name: str, settings: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """Settings, those that were recorded unless given, with the planner's answers."""
+def answered(name: str) -> list[dict[str, Any]]:
+    """The settings with the planner's answers now."""
     script, found = PLANNERS[name][0], list[dict[str, Any]]()
     engine = script.partition("_")[0]
-    rows = settings or read_settings(name)
-    for version, group in groupby(rows, lambda asked: asked.get("version", NEWEST)):
+    rows = groupby(read_settings(name), lambda asked: str(asked.get("version", NEWEST)))
+    for version, group in rows:
         asked = [{key: row[key] for key in row if key != "answer"} for row in group]
         answers = ask(script, engine if version == NEWEST else f"{engine}-{version}", asked)
         found += [row | {"answer": told} for row, told in zip(asked, answers, strict=True)]

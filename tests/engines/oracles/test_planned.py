@@ -156,7 +156,7 @@ SIZED: dict[str, Callable[[Setting], Setting]] = {
 TOLD = {"hicache": pools_of, "starts": lines_of}
 
 
-@pytest.mark.parametrize("planner", planned.PLANNERS)
+@pytest.mark.parametrize("planner", SIZED)
 def test_random_settings_are_sized_as_the_engines_planner_sizes_them(planner: str) -> None:
     """To the byte, and refused where it refuses."""
     unlike, refused = [], 0

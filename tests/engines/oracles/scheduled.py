@@ -12,7 +12,7 @@ from itertools import groupby
 from tests.engines.oracles.asking import HERE, ask, keep, read_kept
 
 FILE = HERE / "vllm_scheduled_0.33.0.jsonl.gz"
-PAGE, AMPLE = 256, 60_000
+PAGE = 256
 Step = dict[int, int]
 """Tokens that are scheduled, by request."""
 

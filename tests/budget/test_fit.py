@@ -106,16 +106,35 @@ def test_logits_of_a_chunk_have_their_published_size(
     assert round(ft.indexer_logits_bytes(rows, context) / 2**30, 2) == expected_gib
 
 
-@pytest.mark.parametrize("engine", ["dsv4kv", "vllm:0.26", "vllm:0.33", "sglang:0.5.23", "trtllm"])
-@pytest.mark.parametrize("model", ["v4-flash", "v4-pro"])
-def test_what_is_taken_and_what_is_left_are_the_whole(engine: str, model: str) -> None:
-    found = answer(ask(gpus="8", engine=engine, model=model))
+TIGHT = {"engine": "sglang", "gpu": "b200", "model": "v4-pro", "request_limit": "512"}
+PEAKS = [
+    {"engine": engine, "model": model}
+    for engine in ("dsv4kv", "vllm:0.26", "vllm:0.33", "sglang:0.5.23", "trtllm")
+    for model in ("v4-flash", "v4-pro")
+] + [
+    TIGHT | {"memory_fraction": share, "dp": replicas, "step_tokens": chunk}
+    for share, replicas in (("0.9", "8"), ("0.8", "1"), ("0.95", "8"))
+    for chunk in ("4096", "16384", "65536")
+]
+
+
+@pytest.mark.parametrize("texts", PEAKS, ids=lambda texts: " ".join(texts.values()))
+def test_what_is_taken_and_what_is_left_are_the_whole(texts: dict[str, str]) -> None:
+    """And parts of what a given share leaves free are never larger than it."""
+    found = answer(ask(gpus="8", **texts))
     lines = list(peak_lines(found))
     sums = {kind: sum(line.size_bytes for line in lines if line.kind == kind)
             for kind in ("whole", "taken", "left")}  # fmt: skip
     assert sums["taken"] + sums["left"] == sums["whole"] == found.scenario.gpu.memory_bytes
     assert sums["left"] == ft.available_bytes(found.scenario, found.use.stage, found.context)
     assert all(line.source for line in lines if line.kind != "left")
+    whole = parts = 0
+    for line in lines:
+        if line.kind == "part":
+            parts += line.size_bytes
+            assert parts <= whole or "memory_fraction" not in texts
+        else:
+            whole, parts = line.size_bytes, 0
 
 
 def test_what_vllm_says_of_itself_stands_in_lines_of_its_own() -> None:

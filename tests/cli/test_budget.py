@@ -48,8 +48,6 @@ _BF16 = "--main-format bf16 --window-format bf16 --indexer-format bf16"
         (f"v4-pro {_FP8} mxfp4", 4.918),
         (f"v3.2 {_BF16}", 83.875),
         (f"v3.2 {_FP8} fp8", 46.941),
-        ("v4-flash --engine vllm:0.33", 3.435),  # whatever the engine and the layout
-        ("v4-flash --gpus 8 --tp 8", 3.435),
     ],
 )
 def test_a_request_of_a_million_tokens_takes_its_published_gibibytes(
@@ -140,14 +138,10 @@ def test_json_holds_the_whole_answer_with_units_in_its_names() -> None:
     assert {"pools", "options", "prefix", "concurrency_by_context"} <= set(found)
     assert found["inputs"]["context_tokens"] == 32_768
     assert found["weights"]["source"].startswith("derived from arXiv:2606.19348")
-
-
-def test_json_of_a_verdict_is_whole_too() -> None:
-    found = document("--gpus", "1", exit_code=1)
-    assert not found["fits"]
-    assert found["gpu_memory"]["free_bytes"] < 0
-    assert found["engine"]["capacity"] is None
-    assert found["options"][0]["change"] == "--gpus 2 --tp 2 --dp 1"
+    verdict = document("--gpus", "1", exit_code=1)
+    assert verdict["gpu_memory"]["free_bytes"] < 0
+    assert (verdict["fits"], verdict["engine"]["capacity"]) == (False, None)
+    assert verdict["options"][0]["change"] == "--gpus 2 --tp 2 --dp 1"
 
 
 def test_a_sweep_is_written_as_svg_and_html(tmp_path: Path) -> None:
@@ -346,14 +340,6 @@ def test_a_pasted_command_is_not_printed_again_and_what_its_flags_cost_has_one_f
     costs = run("--command", COMMAND, exit_code=1).stdout
     assert re.search(r"--max-num-batched-tokens +16384 +takes [\d.]+ GiB ", costs)
     assert re.search(r"--max-num-batched-tokens +2048 +frees [\d.]+ GiB ", printed)
-
-
-def test_every_line_of_quoted_output_is_indented() -> None:
-    lines = run("--engine", "sglang:0.5.23", "--gpus", "8", "--tp", "8").stdout.splitlines()
-    first = next(n for n, line in enumerate(lines) if "DSV4 memory calculation" in line)
-    last = next(n for n, line in enumerate(lines) if "full_token=" in line and n > first)
-    assert last > first
-    assert all(line.startswith("  ") for line in lines[first : last + 1])
 
 
 def test_a_line_to_paste_holds_the_requests_that_are_said() -> None:

@@ -41,38 +41,25 @@ def test_a_block_has_its_published_bytes(
 
 
 @pytest.mark.parametrize(
-    ("version", "deployment", "unit_bytes", "units", "per_request", "lines"),
-    [
-        (
-            "0.26",
-            deploy(context=912_128, flight=8192, drafts=1),
-            1_039_680,
-            7_236,
-            6_537,
-            VLLM_0_26[3:],
-        ),
-        (
-            "0.33",
-            deploy(context=33_792, flight=16_896, drafts=3),
-            1_002_240,
-            13_270,
-            7_022,
-            VLLM_0_33[2:],
-        ),
-    ],
-)
+    ("version", "deployment", "unit_bytes", "units", "per_request", "log"), [
+        ("0.26", deploy(context=912_128, flight=8192, drafts=1), 1_039_680, 7_236, 6_537,
+         VLLM_0_26[3:]),
+        ("0.33", deploy(context=33_792, flight=16_896, drafts=3), 1_002_240, 13_270, 7_022,
+         VLLM_0_33[2:]),
+    ]
+)  # fmt: skip
 def test_a_log_is_met_to_the_last_integer(
     version: str,
     deployment: Deployment,
     unit_bytes: int,
     units: int,
     per_request: int,
-    lines: tuple[str, ...],
+    log: tuple[str, ...],
 ) -> None:
     capacity = vllm(version).capacity(deployment, units * unit_bytes)
     assert (capacity.units, int(capacity.units_per_request)) == (units, per_request)
-    assert capacity.log_lines[-len(lines) :] == lines
-    assert f"size: {capacity.printed_tokens:,} tokens" in " ".join(lines)
+    assert capacity.log_lines[-len(log) :] == log
+    assert f"size: {capacity.printed_tokens:,} tokens" in " ".join(log)
 
 
 def test_the_refusal_of_vllm_44376_is_met_to_the_last_integer() -> None:

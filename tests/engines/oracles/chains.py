@@ -4,15 +4,13 @@
 ``make engines``'. ``vllm_chains.py`` says what a line holds; hashes are cut to 16 digits.
 """
 
-import json
 import random
-from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from tests.engines.oracles import asking
 
-FILE = asking.HERE / "vllm_chains_0.33.0.jsonl"
-SETTINGS = 24
+FILE = asking.HERE / "vllm_chains_0.33.0.jsonl.gz"
 _DIGITS = 16
 
 
@@ -32,24 +30,18 @@ def ask() -> list[dict[str, Any]]:
     """Every setting with the engine's own answer."""
     settings = [{key: row[key] for key in row.keys() - {"hashes", "hits"}} for row in read()]
     answers = asking.ask("vllm_chains.py", "vllm", settings)
-    return [row | _cut(answer) for row, answer in zip(settings, answers, strict=True)]
+    return [
+        row | {"hashes": [[each[:_DIGITS] for each in prompt] for prompt in told["hashes"]],
+               "hits": told["hits"]}
+        for row, told in zip(settings, answers, strict=True)
+    ]  # fmt: skip
 
 
-def _cut(answer: dict[str, Any]) -> dict[str, Any]:
-    hashes = [[each[:_DIGITS] for each in prompt] for prompt in answer["hashes"]]
-    return {"hashes": hashes, "hits": answer["hits"]}
-
-
-def write(rows: Iterable[dict[str, Any]]) -> None:
-    """Keep the answers; the same answers give the same bytes."""
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    FILE.write_text(text, "utf-8")
-
-
+@cache
 def read() -> list[dict[str, Any]]:
     """All settings with their answers."""
-    return [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
+    return asking.read_kept(FILE)
 
 
 if __name__ == "__main__":
-    write(ask())
+    asking.keep(FILE, ask())

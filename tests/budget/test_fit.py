@@ -16,14 +16,23 @@ FEW = examples(60)
 
 
 @FEW
-@given(scenarios(), st.tuples(CONTEXTS, CONTEXTS), st.tuples(LOADS, LOADS))
-def test_longer_or_more_requests_never_leave_more(
-    found: Scenario, contexts: tuple[int, int], loads: tuple[int, int]
+@given(scenarios(), CONTEXTS, CONTEXTS, LOADS)
+def test_a_longer_context_never_leaves_more(
+    found: Scenario, one: int, other: int, load: int
 ) -> None:
-    (short, long), (few, many) = sorted(contexts), sorted(loads)
-    most = ft.tightest_free_bytes(found, short, few)
-    assert ft.tightest_free_bytes(found, long, few) <= most
-    assert ft.tightest_free_bytes(found, short, many) <= most
+    short, long = sorted((one, other))
+    left = [ft.tightest_free_bytes(found, tokens, load) for tokens in (long, short)]
+    assert left == sorted(left)
+
+
+@FEW
+@given(scenarios(), CONTEXTS, LOADS, LOADS)
+def test_more_requests_never_leave_more(
+    found: Scenario, tokens: int, one: int, other: int
+) -> None:
+    few, many = sorted((one, other))
+    left = [ft.tightest_free_bytes(found, tokens, load) for load in (many, few)]
+    assert left == sorted(left)
 
 
 @FEW

@@ -377,13 +377,15 @@ def test_options_that_no_flag_says_are_pasted_with_the_command_that_was_read(
     assert again.split(" ", 2)[1] == promised.split(" ", 1)[0]
 
 
-def test_a_token_in_an_option_that_is_not_counted_is_not_shown(tmp_path: Path) -> None:
-    script = tmp_path / "serve.sh"
-    script.write_text(
-        """vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 --hf-overrides '{"token": "SECRET7"}'"""
-    )
-    said = run("--command", str(script), "--context", "64K").output
-    assert "--hf-overrides" in said
+@pytest.mark.parametrize("words", [[], ["--json"]])
+@pytest.mark.parametrize("flag", ["--hf-overrides", "--engram-config"])
+def test_a_token_in_an_option_that_is_not_counted_is_not_shown(
+    flag: str, words: list[str]
+) -> None:
+    serve = "vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8"
+    command = f"""{serve} {flag} '{{"token": "SECRET7"}}'"""
+    said = run("--command", command, "--context", "64K", *words).output
+    assert flag in said
     assert "SECRET7" not in said
 
 

@@ -1,17 +1,10 @@
-"""Loads the kernels of a configuration's cache as a new process does; prints the nanoseconds.
+"""The kernels of a configuration's cache."""
 
-NVRTC is found and loaded within them, Python and torch before.
-"""
-
-import sys
-import time
 from unittest.mock import patch
 
 from dsv4kv.bench import build
 from dsv4kv.bench.serve.executor import Recorder
 from dsv4kv.config.bench import BenchConfig
-from dsv4kv.config.load import load_config
-from dsv4kv.ops.cuda.compile import load_cubins
 from dsv4kv.ops.launches import KernelModule
 from dsv4kv.ops.registry import resolve_backend
 from tests.gpu_twin import TwinGpu, twin_device
@@ -40,14 +33,3 @@ def modules_of(config: BenchConfig) -> list[KernelModule]:
         except _Found:
             return found
     raise AssertionError("nothing is compiled ahead")
-
-
-def main(name: str, architecture: str) -> None:
-    modules = modules_of(load_config(name, []).config)
-    start_ns = time.perf_counter_ns()
-    load_cubins(modules, architecture)
-    print(time.perf_counter_ns() - start_ns)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -26,22 +26,6 @@ LAUNCHES = (
                "draft-layers": "3", "draft-tokens": "7", "block-tokens": "256"},
     ),
     Published(
-        "huggingface.co/deepseek-ai/DeepSeek-V4-Pro-0813, README",
-        """sglang serve \\
-  --trust-remote-code \\
-  --model-path deepseek-ai/DeepSeek-V4-Pro-0813 \\
-  --tp 4 \\
-  --moe-runner-backend flashinfer_mxfp4 \\
-  --speculative-algorithm DSPARK \\
-  --mem-fraction-static 0.90 \\
-  --chunked-prefill-size 4096 \\
-  --swa-full-tokens-ratio 0.1 \\
-""",
-        gpu="gb300",
-        texts={"model": "v4-pro", "tp": "4", "memory-fraction": "0.90", "step-tokens": "4096",
-         "window-ratio": "0.1", "draft-layers": "3"},
-    ),
-    Published(
         "vllm#40778",
         f"""VLLM_LOGGING_LEVEL=DEBUG vllm serve /data/pretrained/DeepSeek-V4-Flash \\
 --served-model-name DeepSeek-V4-Flash \\
@@ -91,7 +75,8 @@ vllm/vllm-openai:deepseekv4-cu130 /models/DeepSeek-V4-Flash --trust-remote-code 
       --speculative-config '{"method":"dspark","num_speculative_tokens":7}'
 """,
         gpu="h20",
-        refused="--model /model",
+        options={"model": "v4-flash"},
+        texts={"engine": "vllm:0.26.0", "tp": "4", "step-tokens": "8192", "draft-layers": "3"},
     ),
     Published(
         "vllm-project/recipes#493",
@@ -123,15 +108,6 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash-DSpark \\
 ```""",
         gpu="b300",
         texts={"model": "v4-flash", "draft-layers": "3", "draft-tokens": "7", "tp": "1"},
-    ),
-    Published(
-        "llm-infer-cal, README",
-        """vllm serve deepseek-ai/DeepSeek-V4-Flash \\
-    --tensor-parallel-size 4 --max-model-len 1048576 \\
-    --trust-remote-code --gpu-memory-utilization 0.9 \\
-    --attention-backend auto""",
-        gpu="h100",
-        texts={"tp": "4", "context": "1048576", "memory-fraction": "0.9"},
     ),
     Published(
         "jasl/vllm ds4-sm120, benchmark notes",
@@ -192,26 +168,6 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash \\
     --enable-prefix-caching --max-cudagraph-capture-size 8 -tp 2 -pp 1""",
         gpu="rtx-pro-6000",
         texts={"tp": "2", "pp": "1", "draft-layers": "1"},
-    ),
-    Published(
-        "a guide to V4 with SGLang",
-        """docker run --gpus all --ipc=host -p 30000:30000 \\
-  -v ~/.cache/huggingface:/root/.cache/huggingface \\
-  lmsysorg/sglang:dev \\
-  python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4-Flash \\
-  --trust-remote-code --tp 4 \\
-  --tool-call-parser deepseekv4 --reasoning-parser deepseek-v4""",
-        texts={"engine": "sglang", "model": "v4-flash", "tp": "4"},
-    ),
-    Published(
-        "a harness for 8 x B200",
-        """python -m sglang.launch_server \\
-  --model-path deepseek-ai/DeepSeek-V4-Pro \\
-  --host 0.0.0.0 --port 30000 --tp 8 \\
-  --attention-backend fa3 --enable-deterministic-inference \\
-  --mem-fraction-static 0.90""",
-        gpu="b200",
-        texts={"model": "v4-pro", "tp": "8", "memory-fraction": "0.90"},
     ),
     Published(
         "AIME26 on 8 x B200 with SGLang",
@@ -289,18 +245,6 @@ python -m sglang.launch_server     \\
         uncounted=("--cuda-graph-max-bs", "--kt-num-gpu-experts"),
     ),
     Published(
-        "sglang: DSpark with prefill and decode apart",
-        """SGLANG_DSV4_FP4_EXPERTS=1 GLOO_SOCKET_IFNAME=eth0 sglang serve --trust-remote-code \\
- --model-path /data00/models/DeepSeek-V4-Flash-DSpark --tp 8 --dp-size 8 --enable-dp-attention \\
- --cuda-graph-max-bs 32 --max-running-requests 256 --mem-fraction-static 0.9 \\
- --disaggregation-mode decode --disaggregation-ib-device "mlx5_1,mlx5_2" \\
- --speculative-algo DSPARK --load-balance-method round_robin""",
-        gpu="h20",
-        texts={"tp": "1", "dp": "8", "request-limit": "256", "draft-layers": "3",
-               "role": "decode"},
-        uncounted=("--cuda-graph-max-bs",),
-    ),
-    Published(
         "two DGX Sparks with SGLang",
         """#!/usr/bin/env bash
 set -euo pipefail
@@ -354,24 +298,6 @@ docker run --gpus all -d --name spark --network host \\
         texts={"dp": "8", "model": "v4-pro"},
     ),
     Published(
-        "TensorRT-LLM: GVR V2",
-        "trtllm-serve deepseek-ai/DeepSeek-V4-Flash \\\n"
-        "  --config gvr_v2.yaml --tp_size 8 --ep_size 8",
-        gpu="b200",
-        texts={"engine": "trtllm", "model": "v4-flash", "tp": "8", "ep": "8"},
-    ),
-    Published(
-        "TensorRT-LLM: autodeploy of Flash",
-        """CUDA_VISIBLE_DEVICES=4,5,6,7 \\
-PYTHONPATH="${REPO_ROOT}" \\
-trtllm-serve deepseek-ai/DeepSeek-V4-Flash \\
-  --host 127.0.0.1 --port 8134 --trust_remote_code \\
-  --backend _autodeploy \\
-  --config "${REPO_ROOT}/ttft/config_tp4_piecewise_1024.yaml"
-""",
-        refused="config_tp4_piecewise_1024.yaml: not read, and it may give the layout",
-    ),
-    Published(
         "sglang#23600",
         """SGLANG_JIT_DEEPGEMM_PRECOMPILE=0 \\
 sglang serve \\
@@ -414,17 +340,6 @@ sglang serve \\
         """vllm serve deepseek-ai/DeepSeek-V4-Pro --tensor-parallel-size $TP_SIZE \\
   --data-parallel-size $((LWS_GROUP_SIZE * DP_SIZE_LOCAL)) --max-model-len 9280""",
         refused="--tensor-parallel-size is $TP_SIZE, which nothing here sets",
-    ),
-    Published(
-        "TensorRT-LLM#3594",
-        "trtllm-serve deepseek-ai/DeepSeek-R1 --max_batch_size 150 --max_num_tokens 5500 "
-        "--max_seq_len 65536 --kv_cache_free_gpu_memory_fraction 0.6 --tp_size 8 --ep_size 8",
-        refused="--model deepseek-ai/DeepSeek-R1",
-    ),
-    Published(
-        "vllm-ascend#8697: flags alone",
-        "--data-parallel-size-local 1 \\\n--tensor-parallel-size 8 \\\n--max-num-seqs 64 \\",
-        refused="no launch command: looked for vllm serve",
     ),
     Published(
         "sglang#23598: Ascend",

@@ -1,10 +1,10 @@
 """Recorded starts of public servers against what ``budget`` says of their commands.
 
-``python -m tests.budget.starts`` prints every start with its errors, then medians and shares.
+``python -m tests.budget.starts`` prints the terms that the starts give.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -225,42 +225,5 @@ def weight_errors() -> dict[str, float]:
     return found
 
 
-def summary(logs: Sequence[float]) -> str:
-    """Median, error of four in five and worst, in per cent."""
-    off = np.abs(logs) * 100
-    return f"{np.median(off):.1f} / {np.quantile(off, 0.8):.1f} / {off.max():.1f} % of {len(off)}"
-
-
-def lines() -> Iterator[str]:
-    for each in starts():
-        cells = [f"{each.name:32}{'fork' if each.fork else '':5}"]
-        for name in ("weights", "kv", "tokens"):
-            error, printed, own = each.error(name), each.printed(name), each.answered(name)
-            said = f"{error:+.1%}" if error is not None else "–"
-            cells.append(f"{name} {own or 0:,.2f} for {printed or 0:,.2f} {said}".ljust(44))
-        yield "".join(cells)
-    for engine in ("vllm", "sglang"):
-        for fork in (False, True):
-            chosen = [s for s in starts() if s.row["engine"].startswith(engine) and s.fork == fork]
-            for name in ("weights", "kv", "tokens"):
-                if found := errors(name, chosen):
-                    yield f"{engine}{' forks' * fork} {name}: {summary(found)}"
-
-
-def fit_lines() -> Iterator[str]:
-    """Fitted terms, and every start with its GPU type left out."""
-    chosen = fitted_starts()
-    yield from (f"{name}: {error:+.2%}" for name, error in weight_errors().items())
-    yield ", ".join(f"{name} {value:.2f}" for name, value in fit(chosen).items())
-    off = leave_out(chosen)
-    for each, error in zip(chosen, off, strict=True):
-        kv = each.row["truth"]["kv_gib"]
-        yield f"{each.name:32}{kept(each):6.2f} GiB {error:+.2f}: KV {-error / kv:+.1%}"
-    for fork in (False, True):
-        own = [e / s.row["truth"]["kv_gib"] for e, s in zip(off, chosen, strict=True)
-               if s.fork == fork]  # fmt: skip
-        yield f"left out,{' forks' * fork} KV: {summary(own)}"
-
-
 if __name__ == "__main__":
-    print(*lines(), *fit_lines(), sep="\n")
+    print(fit(fitted_starts()))

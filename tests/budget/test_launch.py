@@ -9,14 +9,6 @@ from dsv4kv.budget.answer import answer
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.budget.launch import command_document, flag_costs, read_command
 from dsv4kv.errors import ConfigError
-from tests.budget.launches import LAUNCHES
-
-
-def test_a_model_that_a_path_does_not_tell_is_given_beside_the_command() -> None:
-    (published,) = [each for each in LAUNCHES if each.kind == "vllm#51041"]
-    texts = read_command(published.text, model="v4-flash").texts
-    assert texts["engine"] == "vllm:0.26.0"
-    assert (texts["tp"], texts["step-tokens"], texts["draft-layers"]) == ("4", "8192", "3")
 
 
 def test_the_server_of_the_guide_is_read_flag_by_flag() -> None:

@@ -92,9 +92,3 @@ def test_a_recorded_case_is_read_or_refused_with_the_reason(pasted: Pasted) -> N
 def test_a_replay_takes_no_command_whose_ranks_are_open() -> None:
     with pytest.raises(ConfigError, match=r"-tp is \$TP, which nothing here sets: add --tp"):
         read_command("vllm serve deepseek-ai/DeepSeek-V4-Pro -tp $TP", whole=True)
-
-
-def test_what_is_not_read_is_never_an_answer_for_another_engine() -> None:
-    for pasted in PASTED:
-        if pasted.kind == "trtllm":
-            assert read(pasted, pasted.text)[1].launch.family == "trtllm"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dsv4kv.budget.answer import answer
 from dsv4kv.errors import ConfigError
 from tests.budget.questions import GIB, ask, scenario
-from tests.model.test_huggingface import document, published
+from tests.model.test_huggingface import document
 
 
 @pytest.mark.parametrize(
@@ -37,16 +37,6 @@ def test_what_cannot_be_looked_up_is_a_sentence(texts: dict[str, str], sentence:
     with pytest.raises(ConfigError) as refusal:
         answer(ask(**texts))
     assert str(refusal.value).startswith(sentence)
-
-
-@pytest.mark.parametrize(("file", "preset"), [("v4-flash", "v4-flash"), ("v3.2", "v3.2")])
-def test_a_published_config_is_sized_like_its_preset(file: str, preset: str) -> None:
-    found, expected = (
-        scenario(model=str(published(file)), gpus="8"),
-        scenario(model=preset, gpus="8"),
-    )
-    assert found.weight_bytes == expected.weight_bytes
-    assert found.stages == expected.stages
 
 
 def test_a_config_without_the_sizes_of_its_matrices_needs_its_weights(tmp_path: Path) -> None:

@@ -33,26 +33,28 @@ def document(*arguments: str, exit_code: int = 0) -> dict[str, Any]:
     return found
 
 
+_FP8 = "--main-format fp8_ds_mla --window-format fp8_ds_mla --indexer-format"
+_BF16 = "--main-format bf16 --window-format bf16 --indexer-format bf16"
+
+
 @pytest.mark.parametrize(
-    ("model", "main", "indexer", "gib"),
+    ("asked", "gib"),
     [
-        ("v4-flash", "bf16", "bf16", 6.724),
-        ("v4-pro", "bf16", "bf16", 9.625),
-        ("v4-flash", "fp8_ds_mla", "fp8", 3.763),
-        ("v4-pro", "fp8_ds_mla", "fp8", 5.387),
-        ("v4-flash", "fp8_ds_mla", "mxfp4", 3.435),
-        ("v4-pro", "fp8_ds_mla", "mxfp4", 4.918),
-        ("v3.2", "bf16", "bf16", 83.875),
-        ("v3.2", "fp8_ds_mla", "fp8", 46.941),
+        (f"v4-flash {_BF16}", 6.724),
+        (f"v4-pro {_BF16}", 9.625),
+        (f"v4-flash {_FP8} fp8", 3.763),
+        (f"v4-pro {_FP8} fp8", 5.387),
+        (f"v4-flash {_FP8} mxfp4", 3.435),
+        (f"v4-pro {_FP8} mxfp4", 4.918),
+        (f"v3.2 {_BF16}", 83.875),
+        (f"v3.2 {_FP8} fp8", 46.941),
     ],
 )
 def test_a_request_of_a_million_tokens_takes_its_published_gibibytes(
-    model: str, main: str, indexer: str, gib: float
+    asked: str, gib: float
 ) -> None:
     """arXiv:2606.19348, and vLLM's 656 + 132 B entries for V3.2 (46.94 GiB)."""
-    formats = ["--main-format", main, "--window-format", "bf16" if main == "bf16" else main]
-    options = ["--context", "1M", "--concurrency", "1", *formats, "--indexer-format", indexer]
-    found = document("--model", model, *options)
+    found = document("--context", "1M", "--concurrency", "1", "--model", *asked.split())
     assert round(found["request"]["cached_bytes"] / GIB, 3) == gib
 
 
@@ -136,14 +138,10 @@ def test_json_holds_the_whole_answer_with_units_in_its_names() -> None:
     assert {"pools", "options", "prefix", "concurrency_by_context"} <= set(found)
     assert found["inputs"]["context_tokens"] == 32_768
     assert found["weights"]["source"].startswith("derived from arXiv:2606.19348")
-
-
-def test_json_of_a_verdict_is_whole_too() -> None:
-    found = document("--gpus", "1", exit_code=1)
-    assert not found["fits"]
-    assert found["gpu_memory"]["free_bytes"] < 0
-    assert found["engine"]["capacity"] is None
-    assert found["options"][0]["change"] == "--gpus 2 --tp 2 --dp 1"
+    verdict = document("--gpus", "1", exit_code=1)
+    assert verdict["gpu_memory"]["free_bytes"] < 0
+    assert (verdict["fits"], verdict["engine"]["capacity"]) == (False, None)
+    assert verdict["options"][0]["change"] == "--gpus 2 --tp 2 --dp 1"
 
 
 def test_a_sweep_is_written_as_svg_and_html(tmp_path: Path) -> None:
@@ -209,6 +207,8 @@ def test_a_launch_command_is_answered_with_what_each_flag_costs() -> None:
     assert words["--max-num-batched-tokens"]["takes_bytes_per_gpu"] > 0
     assert found["command"]["not_known_to_change_sizes"] == ["--trust-remote-code"]
     assert (found["context_tokens"], found["layout"]["label"]) == (131_072, "TP8")
+    found = document("--context", "64K", "--dp", "2", "--command", COMMAND)  # on top of it
+    assert (found["context_tokens"], found["layout"]["label"]) == (65_536, "TP8 DP2 EP16")
 
 
 @pytest.mark.parametrize(
@@ -241,11 +241,6 @@ def test_a_flag_that_is_nearly_one_of_sizes_is_named_first(
     said = f"! {word} is not counted: did you mean {meant}?"
     assert (said in shown.splitlines()[1:4]) == (meant is not None)
     assert ("did you mean" in shown) == (meant is not None)
-
-
-def test_options_beside_a_command_come_on_top_of_it() -> None:
-    found = document("--context", "64K", "--dp", "2", "--command", COMMAND)
-    assert (found["context_tokens"], found["layout"]["label"]) == (65_536, "TP8 DP2 EP16")
 
 
 def test_an_answer_needs_neither_torch_nor_numpy() -> None:
@@ -347,14 +342,6 @@ def test_a_pasted_command_is_not_printed_again_and_what_its_flags_cost_has_one_f
     assert re.search(r"--max-num-batched-tokens +2048 +frees [\d.]+ GiB ", printed)
 
 
-def test_every_line_of_quoted_output_is_indented() -> None:
-    lines = run("--engine", "sglang:0.5.23", "--gpus", "8", "--tp", "8").stdout.splitlines()
-    first = next(n for n, line in enumerate(lines) if "DSV4 memory calculation" in line)
-    last = next(n for n, line in enumerate(lines) if "full_token=" in line and n > first)
-    assert last > first
-    assert all(line.startswith("  ") for line in lines[first : last + 1])
-
-
 def test_a_line_to_paste_holds_the_requests_that_are_said() -> None:
     """By the model that a server's own path names, which is no path here."""
     path = "/hub/models--deepseek-ai--DeepSeek-V4-Flash/snapshots/6c858e71890b"
@@ -390,13 +377,15 @@ def test_options_that_no_flag_says_are_pasted_with_the_command_that_was_read(
     assert again.split(" ", 2)[1] == promised.split(" ", 1)[0]
 
 
-def test_a_token_in_an_option_that_is_not_counted_is_not_shown(tmp_path: Path) -> None:
-    script = tmp_path / "serve.sh"
-    script.write_text(
-        """vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8 --hf-overrides '{"token": "SECRET7"}'"""
-    )
-    said = run("--command", str(script), "--context", "64K").output
-    assert "--hf-overrides" in said
+@pytest.mark.parametrize("words", [[], ["--json"]])
+@pytest.mark.parametrize("flag", ["--hf-overrides", "--engram-config"])
+def test_a_token_in_an_option_that_is_not_counted_is_not_shown(
+    flag: str, words: list[str]
+) -> None:
+    serve = "vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 8"
+    command = f"""{serve} {flag} '{{"token": "SECRET7"}}'"""
+    said = run("--command", command, "--context", "64K", *words).output
+    assert flag in said
     assert "SECRET7" not in said
 
 

@@ -153,7 +153,4 @@ def test_an_engine_is_added_by_its_folder_alone(command: str, answers: Answers) 
     code, text = answers[command]
     assert code == 0, text
     assert command in ("server", "replay") or "lmdeploy" in text
-
-
-def test_versions_of_a_new_engine_are_rows(answers: Answers) -> None:
-    assert json.loads(answers["budget"][1])["engine"]["name"] == "lmdeploy:0.8"
+    assert command != "budget" or json.loads(text)["engine"]["name"] == "lmdeploy:0.8"

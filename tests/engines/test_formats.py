@@ -11,6 +11,7 @@ from dsv4kv.model.formats import Place
 from dsv4kv.model.presets import load_model
 
 VLLM, SGLANG = "vllm:0.33", "sglang:0.5.23"
+SPARSE = {"backend": "FLASHINFER_MLA_SPARSE_DSV4"}
 
 
 def names(engine: str, model: str, arch: str | None, **where: object) -> tuple[str, ...]:
@@ -23,10 +24,8 @@ def names(engine: str, model: str, arch: str | None, **where: object) -> tuple[s
         (VLLM, "v4-pro", "sm_90", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
         (VLLM, "v4-pro", "sm_100", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8_ue8m0x4")),
         (VLLM, "v4-pro", "sm_120", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
-        (VLLM, "v4-pro", "sm_100", {"backend": "FLASHINFER_MLA_SPARSE_DSV4"},
-         ("bf16", "bf16", "fp8_ue8m0x4")),
-        (VLLM, "v4-pro", "sm_100", {"backend": "FLASHINFER_MLA_SPARSE_DSV4", "dtype": "fp8"},
-         ("fp8", "fp8", "fp8_ue8m0x4")),
+        (VLLM, "v4-pro", "sm_100", SPARSE, ("bf16", "bf16", "fp8_ue8m0x4")),
+        (VLLM, "v4-pro", "sm_100", SPARSE | {"dtype": "fp8"}, ("fp8", "fp8", "fp8_ue8m0x4")),
         ("vllm:0.26", "v4-pro", "sm_100", {}, ("fp8_ds_mla", "fp8_ds_mla", "fp8")),
         (VLLM, "v4.1-flash", "sm_100", {"dtype": "fp8_ds_mla"},
          ("fp8_group32_interleaved", "fp8_group32_interleaved", "fp8_ue8m0x4")),
@@ -52,39 +51,36 @@ def test_formats_follow_engine_gpu_backend_and_layout(
 
 
 @pytest.mark.parametrize(
-    ("engine", "model", "arch", "place", "name", "sentence"), [
-        ("vllm:0.22", "v4-flash", "sm_90", "indexer", "mxfp4", "only on sm_100, sm_103, and"),
-        ("vllm:0.30", "v4-pro", "sm_120", "indexer", "mxfp4", "only on sm_100, sm_103, and"),
-        (VLLM, "v3.2", "sm_100", "indexer", "mxfp4", "keeps mxfp4 of v3.2 on no GPU"),
-        (VLLM, "v4.1-flash", "sm_90", "indexer", "mxfp4",
+    ("engine", "model", "arch", "where", "asked", "sentence"), [
+        ("vllm:0.22", "v4-flash", "sm_90", {}, {"indexer": "mxfp4"}, "only on sm_100, sm_103, and"),
+        ("vllm:0.30", "v4-pro", "sm_120", {}, {"indexer": "mxfp4"}, "only on sm_100, sm_103, and"),
+        (VLLM, "v3.2", "sm_100", {}, {"indexer": "mxfp4"}, "keeps mxfp4 of v3.2 on no GPU"),
+        (VLLM, "v4.1-flash", "sm_90", {}, {"indexer": "mxfp4"},
          "only on sm_100, sm_103, gfx950, and this GPU is sm_90"),
-        (VLLM, "v4.1-flash", "sm_120", "indexer", "mxfp4", "this GPU is sm_120"),
-        (VLLM, "v4.1-flash", "sm_90", "main", "fp4_interleaved", "this GPU is sm_90"),
-        (VLLM, "v4.1-flash", "sm_100", "main", "fp4", "keeps fp4 of v4.1-flash on no GPU"),
-        (SGLANG, "v4.1-flash", "sm_90", "window", "fp8_group32",
+        (VLLM, "v4.1-flash", "sm_120", {}, {"indexer": "mxfp4"}, "this GPU is sm_120"),
+        (VLLM, "v4.1-flash", "sm_90", {}, {"main": "fp4_interleaved"}, "this GPU is sm_90"),
+        (VLLM, "v4.1-flash", "sm_100", {}, {"main": "fp4"}, "keeps fp4 of v4.1-flash on no GPU"),
+        (SGLANG, "v4.1-flash", "sm_90", {}, {"window": "fp8_group32"},
          "sm_100, sm_103, gfx950, and this GPU is sm_90"),
+        (VLLM, "v4-pro", "sm_90", {"dtype": "bfloat16"}, {},
+         "dtype bfloat16: .*auto, fp8, fp8_e4m3, fp8_ds_mla: choose"),
+        (VLLM, "v4.1-flash", "sm_90", {"dtype": "nvfp4_ds_mla"}, {},
+         "dtype nvfp4_ds_mla: .*auto, fp8, fp8_ds_mla: choose"),
+        (VLLM, "v4-pro", "sm_100", SPARSE | {"dtype": "fp8_ds_mla"}, {},
+         "dtype fp8_ds_mla: .*auto, bfloat16, fp8, fp8_e4m3: choose"),
+        (VLLM, "v3.2", "sm_90", {"dtype": "nvfp4_ds_mla"}, {},
+         "dtype nvfp4_ds_mla: .*auto, bfloat16, fp8, fp8_e4m3, fp8_ds_mla: choose"),
+        (SGLANG, "v4-flash", None, {"dtype": "bfloat16"}, {},
+         "dtype bfloat16: .*on such a GPU in auto, fp8_e4m3: choose"),
     ]
 )  # fmt: skip
-def test_a_format_that_the_engine_does_not_keep_there_is_a_sentence(
-    engine: str, model: str, arch: str, place: Place, name: str, sentence: str
+def test_what_the_engine_does_not_keep_there_is_a_sentence(
+    engine: str,
+    model: str,
+    arch: str | None,
+    where: dict[str, str],
+    asked: dict[Place, str | None],
+    sentence: str,
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        stored_formats(Site(engine, load_model(model), arch), {place: name})
-
-
-@pytest.mark.parametrize(
-    ("engine", "model", "arch", "where", "dtype", "kept"), [
-        (VLLM, "v4-pro", "sm_90", {}, "bfloat16", "auto, fp8, fp8_e4m3, fp8_ds_mla"),
-        (VLLM, "v4.1-flash", "sm_90", {}, "nvfp4_ds_mla", "auto, fp8, fp8_ds_mla"),
-        (VLLM, "v4-pro", "sm_100", {"backend": "FLASHINFER_MLA_SPARSE_DSV4"}, "fp8_ds_mla",
-         "auto, bfloat16, fp8, fp8_e4m3"),
-        (VLLM, "v3.2", "sm_90", {}, "nvfp4_ds_mla", "auto, bfloat16, fp8, fp8_e4m3, fp8_ds_mla"),
-        (SGLANG, "v4-flash", None, {}, "bfloat16", "on such a GPU in auto, fp8_e4m3"),
-    ]
-)  # fmt: skip
-def test_a_cache_dtype_that_the_engine_does_not_keep_there_is_a_sentence(
-    engine: str, model: str, arch: str | None, where: dict[str, str], dtype: str, kept: str
-) -> None:
-    site = Site(engine, load_model(model), arch, dtype=dtype, **where)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {dtype}: .*{kept}: choose"):
-        stored_formats(site, {})
+        stored_formats(Site(engine, load_model(model), arch, **where), asked)  # type: ignore[arg-type]

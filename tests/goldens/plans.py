@@ -4,12 +4,10 @@
 """
 
 import json
-import sys
 from pathlib import Path
-from time import process_time
 from typing import Any
 
-from tests.goldens.replays import CONVERSATION
+from tests.goldens.replays import CONVERSATION, write_anew
 from tests.replay.clock.test_fit import run
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -81,20 +79,5 @@ def measure(words: tuple[str, ...]) -> dict[str, Any]:
     return {"exit": done.exit_code, **document}
 
 
-def main() -> None:
-    """Ask all, or those that arguments name, and write the answers."""
-    wanted = sys.argv[1:]
-    known = json.loads(RESULTS.read_text()) if wanted and RESULTS.exists() else {}
-    for name, words in CASES.items():
-        if not wanted or any(word in name for word in wanted):
-            begun_s = process_time()
-            known[name] = measure(words)
-            seconds = process_time() - begun_s
-            best = known[name]["best"]
-            print(f"{name}: {seconds:.1f} s", best and best["command"], flush=True)
-    lines = [f"{json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known)]
-    RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
 if __name__ == "__main__":
-    main()
+    write_anew(RESULTS, CASES, measure)

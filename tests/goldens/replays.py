@@ -12,7 +12,7 @@ two cases evict one block more.
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -169,17 +169,17 @@ def _spread(samples: list[int]) -> list[float]:
     return [len(samples), float(array.sum()), *np.percentile(array, (50, 90, 99, 100)).tolist()]
 
 
-def main() -> None:
-    """Run all and write the results."""
+def write_anew(results: Path, cases: Mapping[str, Any], measure: Callable[[Any], Any]) -> None:
+    """Ask all, or those that arguments name, and write the answers."""
     wanted = sys.argv[1:]
-    known = json.loads(RESULTS.read_text()) if wanted and RESULTS.exists() else {}
-    for name, settings in cases():
+    known = json.loads(results.read_text()) if wanted and results.exists() else {}
+    for name, asked in cases.items():
         if not wanted or any(word in name for word in wanted):
+            known[name] = measure(asked)
             print(name, flush=True)
-            known[name] = measure(settings)
     lines = [f"{json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known)]
-    RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    results.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
-    main()
+    write_anew(RESULTS, dict(cases()), measure)

@@ -42,9 +42,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
     return Simulation.make(tmp_path_factory.mktemp("machine"))
 
 
-def visit(
-    machine: Simulation, call: str, folder: Path, **tools: str
-) -> tuple[int, list[rows.Row]]:
+def visit(machine: Simulation, call: str, folder: Path) -> tuple[int, list[rows.Row]]:
     """Do a call with stand-ins for the tools; its exit code and rows."""
     chosen = [step.name for step in CALLS[call] if step.name not in LEFT_OUT]
     found = make_tools(folder / "tools")

@@ -5,20 +5,13 @@ from pathlib import Path
 from visit import rows
 
 
-def test_rows_come_back_in_order(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    for n in range(3):
-        rows.append(file, {"n": n, "unit": "µs"})
-    assert rows.read(file) == [{"n": n, "unit": "µs"} for n in range(3)]
-
-
 def test_a_row_that_was_cut_short_is_lost_alone(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    rows.append(file, {"n": 0})
+    rows.append(file, {"n": 0, "unit": "µs"})
     whole = file.read_bytes()
     for kept in range(1, len(whole)):
         file.write_bytes(whole + whole[:kept])
         rows.append(file, {"n": 2})
         assert [row["n"] for row in rows.read(file)] in ([0, 2], [0, 0, 2])
     file.write_bytes(whole + whole[:-2])
-    assert rows.read(file) == [{"n": 0}]
+    assert rows.read(file) == [{"n": 0, "unit": "µs"}]

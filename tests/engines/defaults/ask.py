@@ -31,7 +31,7 @@ GIB = 2**30
 
 
 class Given(SimpleNamespace):
-    """Arguments, None where nothing is given."""
+    """Arguments; those that are not given are None."""
 
     def __getattr__(self, name):
         return None
@@ -112,40 +112,25 @@ def ask_sglang(folder, gpu, layout):
     cfg = Given(
         device="cuda",
         cuda_graph_config=graphs,
-        cuda_graph_max_bs=None,
-        cuda_graph_bs=None,
-        disable_cuda_graph=False,
         disable_piecewise_cuda_graph=True,
         piecewise_cuda_graph_max_tokens=1,
         piecewise_cuda_graph_tokens=[1],
-        chunked_prefill_size=None,
-        mem_fraction_static=None,
-        max_running_requests=None,
-        max_total_tokens=None,
         tp_size=tp * dp,
         pp_size=pp,
         dp_size=dp,
         attn_dp_size=dp,
         enable_dp_attention=dp > 1,
         disaggregation_mode="null",
-        speculative_algorithm=None,
-        enable_symm_mem=False,
-        language_only=False,
-        language_model_only=False,
         model_path="m",
         _cuda_graph_config_locked=set(),
         moe_a2a_backend="none",
     )
     cfg.use_mla_backend = lambda: False
     cfg.get_model_config = lambda: SimpleNamespace(is_multimodal=False)
-    for name in (
-        "_generate_cuda_graph_batch_sizes",
-        "_generate_decode_cuda_graph_batch_sizes",
-        "_generate_prefill_graph_batch_sizes",
-        "_generate_prefill_cuda_graph_batch_sizes",
-        "_generate_piecewise_cuda_graph_tokens",
-    ):
-        setattr(cfg, name, lambda *_: [1])
+    graphs_of = "cuda_graph_batch_sizes", "decode_cuda_graph_batch_sizes"
+    graphs_of += "prefill_graph_batch_sizes", "prefill_cuda_graph_batch_sizes"
+    for name in (*graphs_of, "piecewise_cuda_graph_tokens"):
+        setattr(cfg, f"_generate_{name}", lambda *_: [1])
     cfg._resolved = lambda: cfg
     backend = SimpleNamespace(DISABLED="disabled", BREAKABLE="breakable")
     sizes = MagicMock(return_value=[1])

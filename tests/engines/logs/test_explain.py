@@ -19,40 +19,48 @@ def explained(lines: list[str] | tuple[str, ...]) -> Explanation:
     return explain_startup(parsed(lines))[0]
 
 
-def test_numbers_of_no_known_rules_without_a_model_are_not_explained() -> None:
-    """They may be of any model."""
-    strange = [line.replace("1.11x", "7.11x") for line in VLLM_0_26[3:]]
-    with pytest.raises(ConfigError, match="not understood: its numbers follow from no known"):
-        explained(strange)
-
-
-def test_a_size_without_its_length_cannot_be_explained() -> None:
-    with pytest.raises(ConfigError, match="not for how many tokens per request"):
-        explained(["GPU KV cache size: 1,009,661 tokens"])
-
-
-def test_a_log_of_ascend_is_not_explained_by_the_rules_of_cuda() -> None:
-    lines = ["Platform plugin ascend is activated", *VLLM_0_26]
-    with pytest.raises(ConfigError, match="vLLM on Ascend is vllm-ascend"):
+@pytest.mark.parametrize(
+    ("lines", "sentence"), [
+        # numbers without a model may be of any
+        ([line.replace("1.11x", "7.11x") for line in VLLM_0_26[3:]],
+         "not understood: its numbers follow from no known"),
+        (["GPU KV cache size: 1,009,661 tokens"], "not for how many tokens per request"),
+        (["Platform plugin ascend is activated", *VLLM_0_26], "vLLM on Ascend is vllm-ascend"),
+        *(([f"model='/m/{model}'", *VLLM_0_33[1:]], "not understood: .* whose cache the rules do")
+          for model in ("DeepSeek-V4.2-Flash", "DeepSeek-V3.2", "Qwen3-32B")),
+        (["llama_model_loader: - kv 2: general.name str = DeepSeek V4.1 Flash",
+          "srv load_model: initializing, n_slots = 4, n_ctx_slot = 32768, kv_unified = 'true'"],
+         "'deepseek v4.1 flash', whose cache the rules do not"),
+        *(([line, *VLLM_0_33], "not understood: the log is of 'DeepseekV")
+          for line in ("Resolved architecture: DeepseekV41ForCausalLM",
+                       "hf_config=Config(architectures=['DeepseekV32ForCausalLM'])")),
+        *(([VLLM_0_33[0].replace("V4-", "V4.1-"), *VLLM_0_33[1:], line],
+           f"not understood: .*{said}")
+          for line, said in (
+              ("kv_cache_dtype=nvfp4", "the cache dtype 'nvfp4'"),
+              ("kv_cache_dtype=bfloat16", "the cache dtype 'bfloat16'"),
+              ("Resolved architecture: DeepseekV4ForCausalLM", "of 'DeepseekV4ForCausalLM'"),
+              ("Resolved architecture: Qwen3ForCausalLM", "of 'Qwen3ForCausalLM'"))),
+    ]
+)  # fmt: skip
+def test_a_log_that_cannot_be_explained_says_why(lines: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
         explained(lines)
 
 
-def test_levers_of_sglang_can_be_typed() -> None:
-    changes = {change.what for change in explained(SGLANG).changes}
-    assert {
-        "--swa-full-tokens-ratio 0.05",
-        "--max-running-requests 32 (no more run)",
-        "1 GiB more memory (--mem-fraction-static)",
-        "SGLANG_OPT_USE_ONLINE_COMPRESS=1 (changes numerics)",
-    } <= changes
-
-
-def test_levers_of_vllm_can_be_typed() -> None:
-    assert {
-        "--max-num-batched-tokens 1024 (2,048 tokens in flight)",
-        "1 GiB more memory (--gpu-memory-utilization)",
-        "--attention-config '{\"use_fp4_indexer_cache\": true}' (sm_100; changes numerics)",
-    } <= {change.what for change in explained(VLLM_0_33).changes}
+@pytest.mark.parametrize(
+    ("log", "levers"), [
+        (SGLANG, {"--swa-full-tokens-ratio 0.05", "--max-running-requests 32 (no more run)",
+                  "1 GiB more memory (--mem-fraction-static)",
+                  "SGLANG_OPT_USE_ONLINE_COMPRESS=1 (changes numerics)"}),
+        (VLLM_0_33, {"--max-num-batched-tokens 1024 (2,048 tokens in flight)",
+                     "1 GiB more memory (--gpu-memory-utilization)",
+                     ("--attention-config '{\"use_fp4_indexer_cache\": true}' "
+                      "(sm_100; changes numerics)")}),
+    ]
+)  # fmt: skip
+def test_levers_can_be_typed(log: tuple[str, ...], levers: set[str]) -> None:
+    assert levers <= {change.what for change in explained(log).changes}
 
 
 def test_a_limit_of_requests_that_binds_is_raised_and_never_lowered() -> None:

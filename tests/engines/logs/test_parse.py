@@ -64,40 +64,31 @@ def test_the_version_is_found_where_it_stands(line: str, version: str) -> None:
     assert parsed([line, VLLM_0_33[-1]]).version == version
 
 
-def test_the_least_memory_of_a_replicas_workers_is_taken() -> None:
-    lines = [
-        ("Worker_DP0_TP0", "Available KV cache memory: 9.00 GiB"),
-        ("Worker_DP0_TP1", "Available KV cache memory: 8.00 GiB"),
-        ("Worker_DP1_TP0", "Available KV cache memory: 7.00 GiB"),
-        ("EngineCore_DP0", VLLM_0_33[-1]),
-    ]
-    (reading,) = of_ranks(lines).readings
-    assert reading.number("available_gib") == 8.0
+SMALLER = VLLM_0_33[-1].replace("63,859", "50,000")
 
 
-def test_ranks_that_differ_are_all_kept_the_smallest_first() -> None:
-    lines = [
-        ("EngineCore_DP0", VLLM_0_33[-1]),
-        ("EngineCore_DP1", VLLM_0_33[-1].replace("63,859", "50,000")),
-        ("EngineCore_DP1", VLLM_0_33[-1].replace("63,859", "50,000")),
+@pytest.mark.parametrize(
+    ("lines", "field", "expected"), [
+        # of a replica's workers the least memory
+        ([("Worker_DP0_TP0", "Available KV cache memory: 9.00 GiB"),
+          ("Worker_DP0_TP1", "Available KV cache memory: 8.00 GiB"),
+          ("Worker_DP1_TP0", "Available KV cache memory: 7.00 GiB"),
+          ("EngineCore_DP0", VLLM_0_33[-1])], "available_gib", [("EngineCore_DP0", 8.0)]),
+        # ranks that differ, the smallest first
+        ([("EngineCore_DP0", VLLM_0_33[-1]), ("EngineCore_DP1", SMALLER),
+          ("EngineCore_DP1", SMALLER)],
+         "tokens", [("EngineCore_DP1", 50_000), ("EngineCore_DP0", 63_859)]),
+        # two lines of each, interleaved
+        ([("A", VLLM_0_26[-2]), ("B", VLLM_0_26[-2].replace("1,009,661", "800,000")),
+          ("A", VLLM_0_26[-1]), ("B", VLLM_0_26[-1].replace("1.11", "0.88"))],
+         "concurrency", [("B", 0.88), ("A", 1.11)]),
     ]
+)  # fmt: skip
+def test_a_log_of_several_ranks_has_a_reading_of_each(
+    lines: list[tuple[str, str]], field: str, expected: list[tuple[str, float]]
+) -> None:
     readings = of_ranks(lines).readings
-    assert [(r.rank, r.whole("tokens")) for r in readings] == [
-        ("EngineCore_DP1", 50_000),
-        ("EngineCore_DP0", 63_859),
-    ]
-
-
-def test_interleaved_ranks_keep_their_own_two_lines() -> None:
-    size, most = VLLM_0_26[-2:]
-    lines = [
-        ("A", size),
-        ("B", size.replace("1,009,661", "800,000")),
-        ("A", most),
-        ("B", most.replace("1.11", "0.88")),
-    ]
-    readings = of_ranks(lines).readings
-    assert [(r.rank, r.number("concurrency")) for r in readings] == [("B", 0.88), ("A", 1.11)]
+    assert [(each.rank, each.number(field)) for each in readings] == expected
 
 
 @given(

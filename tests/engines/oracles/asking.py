@@ -1,7 +1,8 @@
 """Programs asked in the engines' own environment, and their answers as they are kept.
 
 ``DSV4KV_ENGINES`` is the folder that ``make engines`` makes: an environment (``bin/python``) and
-the unpacked wheels (``vllm``, ``sglang``). None of their code is kept.
+the unpacked wheels (``vllm``, ``sglang``). None of their code is kept. A file of answers holds the
+questions, too, which were drawn at random once: they are asked again, and of newer versions.
 """
 
 import gzip
@@ -40,14 +41,14 @@ def ask(script: str, package: str, questions: Iterable[Any]) -> list[Any]:
 
 
 def read_kept(file: Path) -> list[Any]:
-    """Answers of a file, without its first line, which says who gave them."""
+    """Rows of a file, without its first line, which says who answered them."""
     with gzip.open(file, "rt") as lines:
         next(lines)
         return [json.loads(line) for line in lines]
 
 
-def keep(file: Path, made: str, rows: Iterable[Any]) -> None:
-    """Write answers, and how they were made; the same give the same bytes."""
-    lines = [{"answers": file.name.removesuffix(".jsonl.gz"), "made": made}, *rows]
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+def keep(file: Path, rows: Iterable[Any]) -> None:
+    """Write rows anew below the first line; the same give the same bytes."""
+    with gzip.open(file, "rt") as lines:
+        text = next(lines) + "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
     file.write_bytes(gzip.compress(text.encode(), 9, mtime=0))

@@ -4,32 +4,14 @@
 ``make engines``'. ``vllm_chains.py`` says what a line holds; hashes are cut to 16 digits.
 """
 
-import json
 import random
-from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from tests.engines.oracles import asking
 
-FILE = asking.HERE / "vllm_chains_0.33.0.jsonl"
-SETTINGS = 24
+FILE = asking.HERE / "vllm_chains_0.33.0.jsonl.gz"
 _DIGITS = 16
-
-
-def draw_settings() -> list[dict[str, Any]]:
-    """Settings, without answers."""
-    return [_draw(number, random.Random(f"chains {number}")) for number in range(SETTINGS)]
-
-
-def _draw(number: int, draw: random.Random) -> dict[str, Any]:
-    block = draw.choice([4, 8, 16])
-    return {
-        "prompts": draw_prompts(draw, block),
-        "block": block,
-        "look_ahead": number % 2,
-        "algorithm": draw.choice(["sha256", "sha256_cbor", "xxhash"]),
-        "seed": draw.choice(["0", "1234"]),
-    }
 
 
 def draw_prompts(draw: random.Random, block: int) -> list[list[int]]:
@@ -46,26 +28,20 @@ def draw_prompts(draw: random.Random, block: int) -> list[list[int]]:
 
 def ask() -> list[dict[str, Any]]:
     """Every setting with the engine's own answer."""
-    settings = draw_settings()
+    settings = [{key: row[key] for key in row.keys() - {"hashes", "hits"}} for row in read()]
     answers = asking.ask("vllm_chains.py", "vllm", settings)
-    return [row | _cut(answer) for row, answer in zip(settings, answers, strict=True)]
+    return [
+        row | {"hashes": [[each[:_DIGITS] for each in prompt] for prompt in told["hashes"]],
+               "hits": told["hits"]}
+        for row, told in zip(settings, answers, strict=True)
+    ]  # fmt: skip
 
 
-def _cut(answer: dict[str, Any]) -> dict[str, Any]:
-    hashes = [[each[:_DIGITS] for each in prompt] for prompt in answer["hashes"]]
-    return {"hashes": hashes, "hits": answer["hits"]}
-
-
-def write(rows: Iterable[dict[str, Any]]) -> None:
-    """Keep the answers; the same answers give the same bytes."""
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    FILE.write_text(text, "utf-8")
-
-
+@cache
 def read() -> list[dict[str, Any]]:
     """All settings with their answers."""
-    return [json.loads(line) for line in FILE.read_text("utf-8").splitlines()]
+    return asking.read_kept(FILE)
 
 
 if __name__ == "__main__":
-    write(ask())
+    asking.keep(FILE, ask())

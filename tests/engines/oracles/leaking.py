@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 # It runs in the engine's environment, where nothing is typed.
-"""Managers that lose a block now and then, or mistake one, for ``dsv4kv conform`` to find.
+"""Managers that lose a block now and then, for ``dsv4kv conform`` to find.
 
-``python leaking.py FAULT FOLDER < sequences``: as ``driven.broken`` has them.
+``python leaking.py ENGINE FOLDER < sequences``: as ``driven.broken`` has them.
 """
 
 import sys
@@ -43,30 +43,8 @@ class LeakingSglang(sglang.Session):
         self._cache.free_kv_row = lose
 
 
-class UnchainedVllm(vllm.Session):
-    """A block is found whatever comes before it."""
-
-    def __init__(self, engine, settings):
-        utils = engine.kv_cache_utils
-        utils.hash_block_tokens = lambda function, _, *own: utils.BlockHash(function(own))
-        super().__init__(engine, settings)
-
-
-class ShortVllm(vllm.Session):
-    """A block is found whatever follows its first three tokens."""
-
-    def __init__(self, engine, settings):
-        utils = engine.kv_cache_utils
-        utils.hash_block_tokens = lambda function, before, tokens, *more: utils.BlockHash(
-            function((before, *tokens[:3]))
-        )
-        super().__init__(engine, settings)
-
-
 LEAKING = {
     "vllm": (vllm, LeakingVllm),
-    "vllm-unchained": (vllm, UnchainedVllm),
-    "vllm-short": (vllm, ShortVllm),
     "sglang": (sglang, LeakingSglang),
 }
 

@@ -11,7 +11,7 @@ HIDDEN, HEADS, VOCABULARY, EXPERTS, WIDTH, RANK, STREAMS = 64, 2, 512, 4, 32, 32
 KEY, INDEXER_KEY, INDEXER_HEADS = 512, 128, 2
 
 
-def write(source: Path, path: Path, layers: int, drafts: int) -> None:  # noqa: C901, PLR0915
+def write(source: Path, path: Path, layers: int, drafts: int) -> None:  # noqa: C901
     """Write the file, with the gguf package that llama.cpp's source has."""
     sys.path.insert(0, str(source / "gguf-py"))
     import gguf  # type: ignore[import-not-found]
@@ -29,51 +29,29 @@ def write(source: Path, path: Path, layers: int, drafts: int) -> None:  # noqa: 
         data = np.ones(shape) if one else random.normal(0, 0.05, shape)
         out.add_tensor(name, data.astype(np.float32))
 
-    out.add_block_count(blocks)
-    out.add_context_length(2**20)
-    out.add_embedding_length(HIDDEN)
-    out.add_embedding_length_out(HIDDEN * STREAMS)
-    out.add_feed_forward_length(WIDTH)
-    out.add_head_count(HEADS)
-    out.add_head_count_kv(1)
-    out.add_key_length(KEY)
-    out.add_value_length(KEY)
-    out.add_layer_norm_rms_eps(1e-6)
-    out.add_rope_freq_base(10_000.0)
-    out.add_rope_dimension_count(64)
-    out.add_vocab_size(VOCABULARY)
-    out.add_q_lora_rank(RANK)
-    out.add_sliding_window(128)
-    out.add_expert_count(EXPERTS)
-    out.add_expert_used_count(2)
-    out.add_expert_feed_forward_length(WIDTH)
-    out.add_expert_shared_count(1)
-    out.add_expert_weights_scale(1.5)
-    out.add_expert_weights_norm(True)
-    out.add_expert_gating_func(gguf.ExpertGatingFuncType.SQRTSOFTPLUS)
-    out.add_swiglu_clamp_exp([10.0] * blocks)
-    out.add_swiglu_clamp_shexp([10.0] * blocks)
-    out.add_indexer_head_count(INDEXER_HEADS)
-    out.add_indexer_key_length(INDEXER_KEY)
-    out.add_indexer_top_k(64)
-    out.add_attention_output_group_count(2)
-    out.add_attention_output_lora_rank(16)
-    out.add_attention_compress_ratios(ratios)
-    out.add_attention_compress_rope_freq_base(160_000.0)
-    out.add_hyper_connection_count(STREAMS)
-    out.add_hyper_connection_sinkhorn_iterations(2)
-    out.add_hyper_connection_epsilon(1e-6)
-    out.add_hash_layer_count(3)
-    if drafts:
-        out.add_nextn_predict_layers(drafts)
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("default")
-    out.add_token_list([f"t{number}" for number in range(VOCABULARY)])
-    out.add_token_types([gguf.TokenType.NORMAL] * VOCABULARY)
-    out.add_token_merges(["t 0"])
-    out.add_eos_token_id(1)
-    out.add_bos_token_id(0)
-
+    about = {
+        "block_count": blocks, "context_length": 2**20, "embedding_length": HIDDEN,
+        "embedding_length_out": HIDDEN * STREAMS, "feed_forward_length": WIDTH,
+        "head_count": HEADS, "head_count_kv": 1, "key_length": KEY, "value_length": KEY,
+        "layer_norm_rms_eps": 1e-6, "rope_freq_base": 10_000.0, "rope_dimension_count": 64,
+        "vocab_size": VOCABULARY, "q_lora_rank": RANK, "sliding_window": 128,
+        "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": WIDTH,
+        "expert_shared_count": 1, "expert_weights_scale": 1.5, "expert_weights_norm": True,
+        "expert_gating_func": gguf.ExpertGatingFuncType.SQRTSOFTPLUS,
+        "swiglu_clamp_exp": [10.0] * blocks, "swiglu_clamp_shexp": [10.0] * blocks,
+        "indexer_head_count": INDEXER_HEADS, "indexer_key_length": INDEXER_KEY,
+        "indexer_top_k": 64, "attention_output_group_count": 2,
+        "attention_output_lora_rank": 16, "attention_compress_ratios": ratios,
+        "attention_compress_rope_freq_base": 160_000.0, "hyper_connection_count": STREAMS,
+        "hyper_connection_sinkhorn_iterations": 2, "hyper_connection_epsilon": 1e-6,
+        "hash_layer_count": 3, **({"nextn_predict_layers": drafts} if drafts else {}),
+        "tokenizer_model": "gpt2", "tokenizer_pre": "default",
+        "token_list": [f"t{number}" for number in range(VOCABULARY)],
+        "token_types": [gguf.TokenType.NORMAL] * VOCABULARY, "token_merges": ["t 0"],
+        "eos_token_id": 1, "bos_token_id": 0,
+    }  # fmt: skip
+    for name, value in about.items():
+        getattr(out, f"add_{name}")(value)
     for tensor in (names.TOKEN_EMBD, names.OUTPUT):
         add(tensor, VOCABULARY, HIDDEN)
     add(names.OUTPUT_NORM, HIDDEN)

@@ -9,23 +9,19 @@ layers. The answer: bytes of a chunk over all groups, or ``refused``, LMCache's 
 Source: ``v1/kv_layer_groups.py``, ``v1/multiprocess/object_group_transfer.py``.
 """
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stand_ins import bare_package, stand_in
+from stand_ins import answer_lines, open_packages
 
 REAL = ("lmcache.v1.kv_layer_groups", "lmcache.v1.multiprocess.object_group_transfer")
 
 
 def load(folder: Path) -> SimpleNamespace:
     """The modules."""
-    sys.path.insert(0, str(folder))
-    for name in ("lmcache", "lmcache.v1", "lmcache.v1.multiprocess"):
-        bare_package(name, str(folder.joinpath(*name.split("."))))
-    stand_in("lmcache", real=REAL)
+    open_packages(folder, REAL)
     from lmcache import utils
 
     utils.lmcache_deprecate = lambda _: lambda method: method
@@ -37,10 +33,7 @@ def load(folder: Path) -> SimpleNamespace:
 
 def answer(engine: SimpleNamespace, asked: dict[str, Any]) -> dict[str, Any]:
     """Bytes of a chunk: blocks kept of every group by their bytes."""
-    chunk, made = (
-        asked["chunk"],
-        engine.groups.KVLayerGroupsManager.__new__(engine.groups.KVLayerGroupsManager),
-    )
+    chunk, made = asked["chunk"], object.__new__(engine.groups.KVLayerGroupsManager)
     made._lmcache_tokens_per_chunk, made._full_sw_kv = chunk, False
     made._kernel_groups = [
         engine.groups.KernelGroupInfo(
@@ -74,5 +67,4 @@ def answer(engine: SimpleNamespace, asked: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     engine = load(Path(sys.argv[1]))
-    for line in sys.stdin:
-        print(json.dumps(answer(engine, json.loads(line))), flush=True)
+    answer_lines(lambda asked: answer(engine, asked))

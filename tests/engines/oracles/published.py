@@ -7,19 +7,16 @@ it. ``DSV4KV_ENGINES=… python -m tests.engines.oracles.published`` makes them 
 """
 
 import lzma
-import random
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from itertools import islice
 from typing import Any
 
 import msgspec
 
-from dsv4kv.diagnose.conform import Prompt, draw_prompts
-from tests.engines.oracles import record
+from dsv4kv.diagnose.conform import Prompt
+from tests.engines.oracles import recorded
 from tests.engines.oracles.asking import HERE, ask
-from tests.engines.oracles.recorded import PAGE, Trace, draw_traces
+from tests.engines.oracles.recorded import PAGE, Trace
 
 RULES = {
     "vllm": ("vllm", "vllm-v4:semantic", "vllm-v4:4096", "vllm-v4:dense"),
@@ -31,12 +28,6 @@ FILES = {
 }
 SEEDS = 4
 """Workloads of every rule."""
-SMALL_PAGE = 16
-"""Tokens of a block where context alone is kept: what vLLM takes for most models."""
-MADE = {
-    "vllm": "KVCacheManager and ZmqEventPublisher of the wheel on a CPU, received over tcp",
-    "sglang": "UnifiedRadixCache and ZmqEventPublisher of the wheel on a CPU, received over tcp",
-}
 
 
 @dataclass(frozen=True)
@@ -64,26 +55,11 @@ def read_published(engine: str) -> tuple[Workload, ...]:
     return tuple(msgspec.convert(workload, Workload) for workload in workloads)
 
 
-def draw_workloads(rule: str) -> Iterator[Workload]:
-    """The workloads of a rule, without answers."""
-    if rule == "vllm":
-        for seed in range(SEEDS):
-            draw = random.Random(f"published {rule} {seed}")
-            prompts = draw_prompts(draw, count=16, longest=40, page=SMALL_PAGE)
-            pool = max(len(pages) for _, pages in prompts) + draw.choice([3, 20, 60, 1000])
-            chunk = draw.choice([64, 160, 1024])
-            yield Workload(rule, SMALL_PAGE, prompts, pool, chunk, [], [])
-        return
-    drawn = sorted(islice(draw_traces(rule), 5 * SEEDS), key=lambda trace: trace.pages)
-    for trace in drawn[2::5]:  # from tight pools to roomy ones
-        yield Workload(rule, PAGE, trace.prompts, trace.pages, trace.chunk_pages * PAGE, [], [])
-
-
 def question(workload: Workload) -> dict[str, Any]:
     """A workload as a publisher's program reads it."""
     chunk_pages = workload.chunk_tokens // PAGE
     trace = Trace(workload.rule, workload.prompts, workload.pages, chunk_pages, {})
-    asked = record.question(trace, "none") | {"page": workload.page}
+    asked = recorded.question(trace, "none") | {"page": workload.page}
     if "chunk_tokens" in asked:
         asked["chunk_tokens"] = workload.chunk_tokens
     return asked
@@ -91,8 +67,8 @@ def question(workload: Workload) -> dict[str, Any]:
 
 def published(engine: str, rule: str) -> list[Workload]:
     """The workloads of a rule, served and published by an engine."""
-    workloads = list(draw_workloads(rule))
-    answers = ask(f"{engine}_publisher.py", engine, map(question, workloads))
+    workloads = [each for each in read_published(engine) if each.rule == rule]
+    answers = ask("publisher.py", engine, map(question, workloads))
     return [
         replace(
             workload,
@@ -103,14 +79,9 @@ def published(engine: str, rule: str) -> list[Workload]:
     ]
 
 
-def main() -> None:
-    """Write both files."""
+if __name__ == "__main__":
     for engine, rules in RULES.items():
+        about = msgspec.msgpack.decode(lzma.decompress(FILES[engine].read_bytes()))[0]
         workloads = [asdict(one) for rule in rules for one in published(engine, rule)]
-        about = {"engine": engine, "version": record.VERSIONS[engine], "made": MADE[engine]}
         packed = msgspec.msgpack.encode([about, *workloads])
         FILES[engine].write_bytes(lzma.compress(packed, preset=9))
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,6 @@ engines`` makes, and writes ``vllm_scheduled_0.33.0.jsonl.gz``: the first line s
 every other one is a workload and its steps, equal steps in a row together.
 """
 
-import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
@@ -13,13 +12,7 @@ from itertools import groupby
 from tests.engines.oracles.asking import HERE, ask, keep, read_kept
 
 FILE = HERE / "vllm_scheduled_0.33.0.jsonl.gz"
-PAGE, WORKLOADS, AMPLE = 256, 80, 60_000
-LONG = 40  # further workloads with long answers, whose blocks are not cached
-ONE = 40  # further ones with context alone
-MADE = (
-    "Scheduler of the wheel on a CPU with DeepSeek-V4's groups or context alone, no drafts, first "
-    "come first served; a request is added as soon as another has ended"
-)
+PAGE = 256
 Step = dict[int, int]
 """Tokens that are scheduled, by request."""
 
@@ -54,38 +47,9 @@ def together(steps: Iterator[dict[str, int]]) -> list[tuple[int, dict[str, int]]
     return [(len(list(same)), step) for step, same in groupby(steps)]
 
 
-def draw_workloads() -> Iterator[Workload]:
-    """Half of the first in a pool that holds everything, the others in one that does not."""
-    for seed in range(WORKLOADS + LONG + ONE):
-        long, one = seed >= WORKLOADS, seed >= WORKLOADS + LONG
-        draw = random.Random(f"scheduled {seed}")
-        heads = [draw.sample(range(10**6), draw.randint(1, 12)) for _ in range(3)]
-        requests = []
-        for _ in range(draw.randint(8, 24)):
-            head = draw.choice(heads) if draw.random() < 0.6 else []
-            new = [draw.randrange(10**6, 10**9) for _ in range(draw.randint(1, 10))]
-            pages = head[: draw.randint(0, len(head))] + new
-            tokens = len(pages) * PAGE - draw.randint(0, PAGE - 1)
-            requests.append((pages, tokens, draw.randint(1, 400 if long else 40)))
-        chunk = draw.choice([512, 2048, 8192])
-        longest = max(tokens for _, tokens, _ in requests)
-        windows = sum(min(longest, chunk) // size for size in (64, 64, 4, 8)) + 40
-        least = longest // PAGE + (3 if one else windows)
-        yield Workload(
-            AMPLE if seed % 2 and not long else int(least * draw.uniform(1.05, 2.5)),
-            draw.choice([2, 4, 16, 64]),
-            chunk,
-            None if one else draw.choice([0, 4096, None]),
-            draw.choice([1, 4, 16, 64]),
-            requests,
-            caches_answers=not long,
-            one_group=one,
-        )
-
-
 def answered() -> list[Workload]:
     """Workloads with the steps of vLLM's scheduler."""
-    workloads = list(draw_workloads())
+    workloads = read_workloads()
     steps = map(together, ask("vllm_scheduler.py", "vllm", map(asdict, workloads)))
     return [replace(each, steps=its) for each, its in zip(workloads, steps, strict=True)]
 
@@ -97,4 +61,4 @@ def read_workloads() -> list[Workload]:
 
 
 if __name__ == "__main__":
-    keep(FILE, MADE, map(asdict, answered()))
+    keep(FILE, map(asdict, answered()))

@@ -17,14 +17,13 @@ Source: ``srt/mem_cache/{deepseek_v4_memory_pool,memory_pool,memory_pool_host,hi
 hybrid_cache/hybrid_pool_assembler}.py``, ``srt/mem_cache/pool_host``.
 """
 
-import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stand_ins import bare_package, stand_in
+from stand_ins import answer_lines, open_packages
 
 MEMORY = "sglang.srt.mem_cache"
 REAL = (
@@ -55,10 +54,7 @@ REAL = (
 
 def load(folder: Path) -> SimpleNamespace:
     """The engine's modules."""
-    sys.path.insert(0, str(folder))
-    for name in {part for real in REAL for part in _above(real)}:
-        bare_package(name, str(folder.joinpath(*name.split("."))))
-    stand_in("sglang", "triton", "torch_npu", "sgl_kernel", real=REAL)
+    open_packages(folder, REAL, "triton", "torch_npu", "sgl_kernel")
     import sglang.srt.mem_cache.utils as memory_utils
     import sglang.srt.utils as utils
     import sglang.srt.utils.common as common
@@ -88,11 +84,6 @@ def load(folder: Path) -> SimpleNamespace:
     from sglang.srt.mem_cache.pool_host import base, common, dsa, mla
 
     return SimpleNamespace(**locals())
-
-
-def _above(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:n]) for n in range(1, len(parts))]
 
 
 def configure(engine: SimpleNamespace, asked: dict[str, Any]) -> None:
@@ -263,5 +254,4 @@ def sent_of(pool: Any) -> list[int]:
 
 if __name__ == "__main__":
     engine = load(Path(sys.argv[1]))
-    for line in sys.stdin:
-        print(json.dumps(answer(engine, json.loads(line))), flush=True)
+    answer_lines(lambda asked: answer(engine, asked))

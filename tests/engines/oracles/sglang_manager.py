@@ -1,5 +1,4 @@
 # mypy: ignore-errors
-# ruff: noqa: F401
 # It runs in the engine's environment, where nothing is typed.
 """SGLang 0.5.23's unified radix cache on traces, one request after the other.
 
@@ -12,7 +11,6 @@ computes again of it. Encoder replay has one pool (``needs_paged_swa_allocator``
 Source: ``unified_radix_cache.py``, ``unified_cache/components/swa.py``, ``common.py``.
 """
 
-import json
 import sys
 from array import array
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import stand_ins  # which knows where the driver lies
+from stand_ins import answer_lines  # isort: skip; it knows where the driver lies
 from driven import sglang as driven
 from driven.sglang import PAGE, Request, load, take_pages
 
@@ -82,6 +80,4 @@ def answer(
 
 if __name__ == "__main__":
     engine = load(Path(sys.argv[1]))
-    for line in sys.stdin:
-        trace = json.loads(line)
-        print(json.dumps(answer(engine, open_cache(engine, trace), trace)), flush=True)
+    answer_lines(lambda trace: answer(engine, open_cache(engine, trace), trace))

@@ -17,13 +17,12 @@ Source: ``srt/model_executor/pool_configurator.py``, ``srt/mem_cache/deepseek_v4
 """
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stand_ins import bare_package, stand_in
+from stand_ins import answer_lines, open_packages
 
 REAL = (
     "sglang.srt.environ",
@@ -31,8 +30,6 @@ REAL = (
     "sglang.srt.mem_cache.deepseek_v4_memory_pool",
     "sglang.kernels.ops.attention.dsv4.kv_layout",
 )
-
-
 GATES = (
     "sglang.srt.layers.attention.dsv4.unified_kv_gate",
     "sglang.kernels.ops.attention.dsv4.unified_kv_kernels.env_gate",  # up to 0.5.22
@@ -41,10 +38,7 @@ GATES = (
 
 def load(folder: Path) -> SimpleNamespace:
     """The engine's modules."""
-    sys.path.insert(0, str(folder))
-    for name in {part for real in REAL for part in _above(real)}:
-        bare_package(name, str(folder.joinpath(*name.split("."))))
-    stand_in("sglang", "triton", "msgspec", "torch_npu", real=REAL)
+    open_packages(folder, REAL, "triton", "msgspec", "torch_npu")
     import sglang.srt.utils.common as common
 
     common.ceil_align = lambda value, size: -(-value // size) * size
@@ -61,11 +55,6 @@ def load(folder: Path) -> SimpleNamespace:
     from sglang.srt.model_executor import pool_configurator as pools
 
     return SimpleNamespace(**locals())
-
-
-def _above(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:n]) for n in range(1, len(parts))]
 
 
 def configure(engine: SimpleNamespace, asked: dict[str, Any]) -> Any:
@@ -210,7 +199,4 @@ def start(engine: SimpleNamespace, asked: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     engine = load(Path(sys.argv[1]))
-    for line in sys.stdin:
-        asked = json.loads(line)
-        told = start(engine, asked) if "stages" in asked else answer(engine, asked)
-        print(json.dumps(told), flush=True)
+    answer_lines(lambda asked: (start if "stages" in asked else answer)(engine, asked))

@@ -38,12 +38,11 @@ def test_hits_of_nothing_with_drafts_are_found_before_their_fix_and_not_after() 
     assert "hits 0 of them" in found.says
 
 
-def verdict_on_planted(fault: str, operations: int) -> Verdict:
-    """Of a manager that ``leaking`` has."""
-    engine = fault.partition("-")[0]
-    command: list[str | Path] = [PYTHON, HERE / "leaking.py", fault, FOLDER / engine]
+@pytest.mark.parametrize(("engine", "operations"), [("vllm", 200_000), ("sglang", 20_000)])
+def test_a_block_lost_now_and_then_is_found_and_shrunk(engine: str, operations: int) -> None:
+    """Of vLLM in one sequence of some thousand, of 200,000 operations."""
     with subprocess.Popen(
-        command,
+        [PYTHON, HERE / "leaking.py", engine, FOLDER / engine],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"VLLM_CONFIGURE_LOGGING": "0"},
@@ -51,25 +50,10 @@ def verdict_on_planted(fault: str, operations: int) -> Verdict:
     ) as process:
         assert process.stdin
         assert process.stdout
-        manager = Driven(engine, process.stdin, process.stdout)
-        verdict = conform(manager, operations, seed=0)
+        verdict = conform(Driven(engine, process.stdin, process.stdout), operations, seed=0)
         process.stdin.close()
-    return verdict
-
-
-@pytest.mark.parametrize(("engine", "operations"), [("vllm", 200_000), ("sglang", 20_000)])
-def test_a_block_lost_now_and_then_is_found_and_shrunk(engine: str, operations: int) -> None:
-    """Of vLLM in one sequence of some thousand, of 200,000 operations."""
-    verdict = verdict_on_planted(engine, operations)
     assert verdict.failures.keys() == {"blocks"}
     assert verdict.broken["blocks"] <= verdict.sequences // 10
     failure = verdict.failures["blocks"]
     assert "are lost: neither free nor held" in failure.says
     assert len(failure.sequence.operations) <= 20
-
-
-@pytest.mark.parametrize("hashed", ["unchained", "short"])
-def test_a_block_that_is_found_for_another_prompt_is_found(hashed: str) -> None:
-    """The hash of a block leaves out what is before it, or its last token."""
-    failure = verdict_on_planted(f"vllm-{hashed}", 4000).failures["reads"]
-    assert len(failure.sequence.operations) <= 5

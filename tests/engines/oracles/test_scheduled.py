@@ -1,20 +1,16 @@
 """A replay by vLLM's rule schedules, step by step, what vLLM's own scheduler schedules."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Sequence
 
 import pytest
 
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.served import Hit, Served
-from dsv4kv.engines.names import find_rule
-from dsv4kv.engines.rule import Variant
 from dsv4kv.replay.build import build_replay
 from dsv4kv.traces.request import Request
 from tests.engines.oracles.asking import needs_engines
-from tests.engines.oracles.scheduled import AMPLE, PAGE, Step, Workload, answered, read_workloads
+from tests.engines.oracles.scheduled import PAGE, Step, Workload, answered, read_workloads
 from tests.replay.scenes import CLOCK
 
 RULES = {None: "dense", 0: "semantic", 4096: "4096"}
@@ -75,41 +71,17 @@ class Watch:
 
 
 WORKLOADS = read_workloads()
-FEW = [each for each in WORKLOADS if each.blocks < AMPLE]
 
 
-@pytest.mark.parametrize("number", [n for n, w in enumerate(WORKLOADS) if w.blocks == AMPLE])
-def test_where_blocks_suffice_every_step_is_vllms(number: int) -> None:
-    workload = WORKLOADS[number]
-    assert steps_of(workload) == workload.each_step
-
-
-def test_where_blocks_are_scarce_every_step_is_vllms() -> None:
-    """In pools of one to three prompts: requests wait, are preempted and begin again.
+@pytest.mark.parametrize("number", range(len(WORKLOADS)))
+def test_every_step_is_vllms(number: int) -> None:
+    """In pools of one to three prompts, too: requests wait, are preempted and begin again.
 
     Long answers go by blocks that are not cached, as nobody knows what they would be found by.
     Some workloads have context alone.
     """
-    assert [steps_of(workload) for workload in FEW] == [each.each_step for each in FEW]
-
-
-def test_workloads_share_prefixes_in_one_step_and_run_out_of_blocks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ample = ((replace(few, blocks=AMPLE), few) for few in FEW)
-    assert_five_differ(steps_of(a) != few.each_step for a, few in ample)
-
-    def unseen(name: str) -> Variant:
-        rule = find_rule(name)
-        return replace(rule, policy=replace(rule.policy, finds_scheduled=False))
-
-    monkeypatch.setattr("dsv4kv.replay.memory.find_rule", unseen)
-    many = (each for each in WORKLOADS if each.blocks == AMPLE)
-    assert_five_differ(steps_of(each) != each.each_step for each in many)
-
-
-def assert_five_differ(differ: Iterable[bool]) -> None:
-    assert len(list(islice(filter(None, differ), 5))) == 5
+    workload = WORKLOADS[number]
+    assert steps_of(workload) == workload.each_step
 
 
 @needs_engines

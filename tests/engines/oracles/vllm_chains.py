@@ -8,12 +8,12 @@ its blocks' ``hashes``, and the tokens it ``hits`` in a cache of one full-attent
 room for all, one after the other.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
 
 import vllm_manager
+from stand_ins import answer_lines
 
 ROOM = 10_000
 
@@ -27,25 +27,10 @@ def answer(engine, asked: dict) -> dict:
     engine.kv_cache_utils.init_none_hash(named)
     block, look_ahead = asked["block"], asked["look_ahead"]
     hasher = engine.kv_cache_utils.get_request_block_hasher(block, named, look_ahead)
-    import torch
-
-    made = engine.kv_cache_interface
-    spec = made.MLAAttentionSpec(
-        block_size=block, num_kv_heads=1, head_size=584, dtype=torch.uint8
-    )
-    manager = engine.kv_cache_manager.KVCacheManager(
-        made.KVCacheConfig(
-            num_blocks=ROOM,
-            kv_cache_tensors=[],
-            kv_cache_groups=[made.KVCacheGroupSpec(["layer"], spec)],
-        ),
-        max_model_len=1 << 20,
-        scheduler_block_size=block,
-        hash_block_size=block,
-        max_in_flight_tokens=1 << 20,
-        num_hash_lookahead_tokens=look_ahead,
-        num_prefill_lookahead=look_ahead,
-    )
+    group = {"page": block, "groups": "none", "retention": None, "blocks": ROOM}
+    speculation = "mtp" if look_ahead else "none"
+    trace = group | {"chunk_tokens": 1 << 20, "speculation": speculation}
+    manager = vllm_manager.open_manager(engine, trace)
     found = {"hashes": [], "hits": []}
     for number, tokens in enumerate(asked["prompts"]):
         request = engine.Request(
@@ -64,5 +49,4 @@ def answer(engine, asked: dict) -> dict:
 
 if __name__ == "__main__":
     engine = vllm_manager.load(Path(sys.argv[1]))
-    for line in sys.stdin:
-        print(json.dumps(answer(engine, json.loads(line))), flush=True)
+    answer_lines(lambda asked: answer(engine, asked))

@@ -13,7 +13,6 @@ Source: ``v1/kv_offload/cpu/{spec,common}.py``, ``v1/simple_kv_offload/manager.p
 ``distributed/kv_transfer/kv_connector/v1/offloading/config.py``, ``v1/core``.
 """
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import vllm_planner
+from stand_ins import answer_lines
 
 
 def load(folder: Path) -> SimpleNamespace:
@@ -145,5 +145,4 @@ def stored(engine, asked, groups, offloading) -> list[int]:
 
 if __name__ == "__main__":
     engine = load(Path(sys.argv[1]))
-    for line in sys.stdin:
-        print(json.dumps(answer(engine, json.loads(line))), flush=True)
+    answer_lines(lambda asked: answer(engine, asked))

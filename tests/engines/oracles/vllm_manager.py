@@ -13,14 +13,13 @@ Source: ``v1/core/kv_cache_manager.py``, ``kv_cache_coordinator.py``, ``config/v
 ``v1/core/sched/scheduler.py`` (``prefix_replay_tokens``).
 """
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stand_ins import stand_in
+from stand_ins import answer_lines, stand_in
 
 PAGE = 256
 V41_BLOCK, REPLAYED = 128, 128
@@ -133,5 +132,4 @@ def answer(engine: SimpleNamespace, trace: dict[str, Any]) -> list[int]:
 
 if __name__ == "__main__":
     engine = load(Path(sys.argv[1]))
-    for line in sys.stdin:
-        print(json.dumps(answer(engine, json.loads(line))), flush=True)
+    answer_lines(lambda asked: answer(engine, asked))

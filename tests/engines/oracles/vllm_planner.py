@@ -14,14 +14,13 @@ Source: ``models/deepseek_v41``, ``models/deepseek_v4``, ``model_executor/models
 ``v1/attention/backends/mla/sparse_swa.py``, ``v1/core/kv_cache_planning.py``.
 """
 
-import json
 import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stand_ins import stand_in
+from stand_ins import answer_lines, stand_in
 
 FP4_KEY, FP8_KEY = 68, 132
 
@@ -222,5 +221,4 @@ def answer(engine: SimpleNamespace, asked: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     engine = load(Path(sys.argv[1]))
-    for line in sys.stdin:
-        print(json.dumps(answer(engine, json.loads(line))), flush=True)
+    answer_lines(lambda asked: answer(engine, asked))

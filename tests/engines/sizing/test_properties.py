@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from dsv4kv.engines.names import ENGINES, find_engine
 from dsv4kv.engines.trtllm.sizes import TrtllmEngine
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.plan import choose_formats
-from tests.engines.sizing.deployments import GIB, deploy, deployments
+from tests.engines.sizing.deployments import GIB, deploy, deployments, preset, variant
 
 OTHERS = [name for name in ENGINES if name != "dsv4kv"]
 VLLM = [name for name in ENGINES if name.startswith("vllm")]
@@ -149,18 +150,47 @@ def test_windows_and_states_are_whole_blocks_that_grow_with_the_drafts() -> None
     assert plain["state", "hca"] == 20 * 128 * 512 * 2 * 4
 
 
+def mixed(main: str, window: str, model: str = "v4-flash", **changes: Any) -> Deployment:
+    """A deployment whose windows have another format than the rest."""
+    formats = choose_formats(preset(model), main, window, "fp8")
+    return replace(deploy(model, **changes), formats=formats)
+
+
 @pytest.mark.parametrize(
-    ("deployment", "sentence"), [
-        (deploy("v4.1-flash"), "which v4.1-flash is not"),
-        (deploy(block_tokens=512), "takes 128 or 256"),
-        (deploy(state_bytes=2), "in float32"),
-        (deploy(indexer="bf16"), "fp8 or mxfp4"),
-        (replace(deploy(), formats=choose_formats(deploy().model, "bf16", "fp8")),
-         "in one format, not fp8 and bf16"),
+    ("engine", "deployment", "sentence"), [
+        ("trtllm", deploy("v4.1-flash"), "which v4.1-flash is not"),
+        ("trtllm", deploy(block_tokens=512), "takes 128 or 256"),
+        ("trtllm", deploy(state_bytes=2), "in float32"),
+        ("trtllm", deploy(indexer="bf16"), "fp8 or mxfp4"),
+        ("trtllm", mixed("bf16", "fp8"), "in one format, not fp8 and bf16"),
+        ("sglang", deploy("v4.1-flash"), "V4.1's indexer keys in mxfp4, not fp8"),
+        ("sglang", deploy("v4.1-flash", main="bf16", indexer="mxfp4"),
+         "fp4 and fp8_group32; .*, not bf16"),
+        ("sglang", deploy("v3.2", indexer="mxfp4"), "V3.2's indexer keys in fp8, not mxfp4"),
+        ("sglang", deploy(main="bf16"), "for fp8_ds_mla and fp8_ds_mla, not bf16 and bf16"),
+        ("sglang", deploy(indexer="bf16"), "in fp8 or mxfp4, not bf16"),
+        ("sglang", deploy(state_bytes=1), "fp32 or bf16"),
+        ("sglang", deploy(block_tokens=64), "multiples of 128"),
+        ("sglang", deploy(online_state=True, drafts=1), "cannot be rolled back"),
+        ("sglang", deploy(window_ratio=0.0), "more than 0, up to 1"),
+        ("vllm", replace(deploy(), model=variant((0, 2, 1))), "which variant is not"),
+        ("vllm", mixed("fp4", "fp8_group32", "v4.1-flash"),
+         "not in fp4 with windows in fp8_group32"),
+        ("vllm", deploy("v4.1-flash", block_tokens=96), "a multiple of 64 for V4.1"),
+        ("vllm", deploy("v3.2", block_tokens=96), "a multiple of 64 for V3.2"),
+        ("vllm", deploy("v4.1-flash", layers=tuple(range(10, 20))),
+         "layer 10 reads the KV of layer 8, .* begin at layer 2, 8, 14, 20"),
+        ("vllm", deploy(state_bytes=2), "choose the state fp32"),
+        ("vllm", deploy(online_state=True), "choose the state fp32"),
+        ("vllm", deploy(indexer="bf16"), "in fp8 or mxfp4, not bf16"),
+        ("vllm", deploy(block_tokens=100), "a multiple of 128"),
+        ("vllm", deploy(block_tokens=0), "a multiple of 128"),
+        ("vllm", replace(deploy(), model=variant((0, 0))), "at least one CSA or HCA layer"),
+        ("vllm", mixed("bf16", "fp8_ds_mla"), "in one format, not fp8_ds_mla and bf16"),
     ]
 )  # fmt: skip
-def test_what_trtllm_does_not_serve_is_told_in_a_sentence(
-    deployment: Deployment, sentence: str
+def test_what_an_engine_does_not_serve_is_told_in_a_sentence(
+    engine: str, deployment: Deployment, sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        TRTLLM.costs(deployment)
+        find_engine(engine).costs(deployment)

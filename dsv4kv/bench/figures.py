@@ -368,10 +368,7 @@ class OperationBench:
         if shape.topk:
             model = plan.config.model_copy(update={"index_topk": shape.topk})
             plan = replace(plan, config=model)
-        if self.device:
-            bd.check_device_memory(config, plan, self.device)
-        elif memory_bytes:
-            bd.check_memory(config, plan, memory_bytes)
+        bd.check_memory(config, plan, memory_bytes, self.device)
         torch.set_num_threads(config.measure.threads)
         executor = self._build(config, plan)
         backends = list({each.name: each for each in (self.own, self.resolved)}.values())

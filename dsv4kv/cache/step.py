@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from dsv4kv.cache.manager import BlockTable, EntryGroup, KVCacheManager, stage
-from dsv4kv.errors import CacheError, NotOwner
+from dsv4kv.errors import CacheError
 
 EntryFamily = tuple[BlockTable, int, int]
 """Table, ratio and entries per block: the entries of its lanes are worked out together."""
@@ -51,7 +51,6 @@ class Step:
     first_token: tuple[int, int] = (0, 0)
     # where kernels work entries out, int64[lanes, T] each; only in ``room``
     families: Mapping[EntryFamily, Tensor] = field(default_factory=dict)
-    _owner: tuple[KVCacheManager, bytes] | None = None
     _numbers: Tensor | None = None
 
     @property
@@ -106,7 +105,6 @@ class Step:
             request_ids=torch.from_numpy(ids),
             max_request_tokens=int(counts.max()),
             first_token=(int(slots[0]), int(positions[0])),
-            _owner=(manager, _identity(manager, slots)),
         )
 
     @classmethod
@@ -202,21 +200,3 @@ class Step:
         sizes = [len(each) for each in given]
         staged = iter(torch.split_with_sizes(stage(torch.cat(given), device), sizes))
         return self._changed(lambda _: next(staged), lambda _: next(staged))
-
-    def check_current(self) -> None:
-        """Raise ``NotOwner`` if a request has left its slot or was prepared otherwise since.
-
-        Its blocks may then belong to another request. For a step of ``Step.of``, on the host.
-        """
-        if self._owner is None:
-            return
-        manager, identity = self._owner
-        if _identity(manager, self.request_slots.numpy()) != identity:
-            raise NotOwner(
-                "a request of this step has left its slot or moved on since: make a new step."
-            )
-
-
-def _identity(manager: KVCacheManager, slots: NDArray[np.int64]) -> bytes:
-    returns = [table.returns[slots] for table in manager.tables]
-    return np.stack([manager.tokens[slots], manager.generations(slots), *returns]).tobytes()

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dsv4kv.ops import cpu
 from dsv4kv.ops.storage import Compressor
 from tests.examples import examples
 from tests.ops.samples import (
@@ -21,7 +20,6 @@ from tests.ops.samples import (
     poisoned_store,
     random_tokens,
     read_entries,
-    small_compressor,
 )
 
 LAST_ENTRY = 1_048_576 // 4 - 1
@@ -129,20 +127,6 @@ def test_rope_turns_interleaved_pairs_at_the_groups_first_position(
     expected[448 + 2 * pair] = angle.cos() * length
     expected[448 + 2 * pair + 1] = angle.sin() * length
     _assert_rounded(found, expected)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_large_scores_do_not_overflow_the_softmax(overlap: bool) -> None:
-    compressor = small_compressor(4, overlap)
-    state, (kv, score) = fresh_ring(compressor), random_tokens(compressor, compressor.rows, seed=6)
-    positions = torch.arange(8, 8 + compressor.rows)
-    score[1] += 1e4
-    score[-1] += 1e4
-    cpu.state_append(compressor, state, kv, score, torch.zeros_like(positions), positions)
-    biased = score + compressor.ape[positions % 4]
-    end = int(positions[-1])
-    expected = _entry(compressor, _halves(compressor, kv), _halves(compressor, biased), end - 3)
-    _assert_rounded(_flushed(cpu, compressor, state, end), expected)
 
 
 def _constant_state(compressor: Compressor, kv: Tensor) -> Tensor:

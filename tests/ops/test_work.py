@@ -94,16 +94,6 @@ def test_an_online_state_is_a_running_sum() -> None:
     assert fused == 1616 + sum(expected.values()) - 2 * 512 * 4
 
 
-def test_a_chunk_keeps_no_more_rows_than_the_state_has() -> None:
-    work = Step("v4-flash", *range(5, 25)).of("compress_chunk", 2)
-    assert work == (20, 28 * 2 * 1024 * 4 + 5 * 584, 0)
-
-
-def test_an_entry_of_one_value_is_inserted() -> None:
-    assert Step("v3.2", 7).of("entry_insert", 0) == (1, 2 * 576 + 8 + 656, 0)
-    assert Step("v3.2", 7).of("indexer_insert", 0, indexer=True) == (1, 2 * 128 + 8 + 132, 0)
-
-
 def test_a_step_of_v4_flash_at_128k_is_counted_by_hand() -> None:
     found = Step("v4-flash", 128 * K, keys="mxfp4")
     keys = 128 * K // 4  # of each of 21 layers; in blocks of 32
@@ -123,16 +113,6 @@ def test_a_step_of_v4_flash_at_128k_is_counted_by_hand() -> None:
     )  # fmt: skip
 
 
-def test_a_short_request_has_few_entries_and_a_short_window() -> None:
-    found = Step("v4-flash", 100)
-    assert found.total("index_scores")[1] == 21 * 25 * 64 * 128 * 2
-    attended = 43 * 100 + 21 * 25  # no HCA entry is complete
-    assert found.total("attend")[1] == attended * 64 * 512 * 4
-    first = Step("v4-flash", 1)
-    assert first.total("index_scores") == (21 * 64 * (128 + 4), 0)
-    assert first.total("attend")[1] == 43 * 64 * 512 * 4
-
-
 def test_drafts_share_keys_and_see_what_is_before_them() -> None:
     found = Step("v4-flash", *(4 * K - 1 + i for i in range(5)), keys="fp8")
     scores = K - 1 + 4 * K
@@ -141,11 +121,6 @@ def test_drafts_share_keys_and_see_what_is_before_them() -> None:
         21 * scores * 64 * 128 * 2,
     )
     assert found.total("select_topk") == (21 * (scores * 4 + 5 * 512 * 8), 0)
-
-
-def test_requests_share_no_keys() -> None:
-    both, *each = (Step("v4-flash", *after) for after in ((999, 5_000), (999,), (5_000,)))
-    assert both.total("index_scores")[0] == sum(one.total("index_scores")[0] for one in each)
 
 
 def test_v41_chooses_in_eight_layers_of_which_four_score_candidates_alone() -> None:
@@ -173,15 +148,6 @@ def test_the_newest_block_is_scored_as_far_as_it_goes(
         update={"candidates": Candidates(source=source, blocks=3, block_entries=8)}
     )
     assert Step(config, length).of("index_scores", 24)[2] == scored * 32 * 128 * 2
-
-
-def test_layers_for_which_another_one_chooses_only_attend() -> None:
-    """IndexCache on V4: a flag of the schedule."""
-    config = load_model("v4-flash")
-    sharing = config.model_copy(update={"index_sources": (2, 10, 18, 26, 34, 42)})
-    every, some = (Step(each, 128 * K) for each in (config, sharing))
-    assert some.total("index_scores")[0] * 21 == every.total("index_scores")[0] * 6
-    assert some.total("attend") == every.total("attend")
 
 
 # Of the bytes that a step moves in its cache: (share of what chooses, share of attention), in %.

@@ -576,7 +576,6 @@ class StepExecutor:
     @contextmanager
     def _making_inputs(self, step: StepTokens) -> Iterator[None]:
         with self.recorder.excluded(), self._range("inputs"):
-            step.batch.check_current()
             yield
 
     def _range(self, name: str) -> AbstractContextManager[object]:

@@ -76,13 +76,6 @@ def test_a_change_within_the_floor_is_none_and_beyond_it_one(
     assert judged(TIGHT, [factor * t for t in TIGHT]).verdict is verdict
 
 
-def test_a_wide_interval_around_no_change_is_not_the_same() -> None:
-    wide = [90.0, 95.0, 100.0, 101.0, 105.0, 110.0, 112.0]
-    found = judged(wide, wide)
-    assert found.verdict is UNCLEAR
-    assert found.reason == "the launches differ too much: about 86 a side would decide"
-
-
 @pytest.mark.parametrize("change", [1.0, 1.005, 0.995])
 @pytest.mark.parametrize("scatter", [0.03, 0.05])
 def test_the_launches_that_are_said_to_decide_mostly_do(change: float, scatter: float) -> None:
@@ -97,13 +90,6 @@ def test_the_launches_that_are_said_to_decide_mostly_do(change: float, scatter: 
     assert min(needed) > 7
     decided = [run(round(np.median(needed))).verdict for _ in range(20)]
     assert decided.count(UNCLEAR) <= 10
-
-
-def test_one_launch_a_side_is_unclear_whatever_it_shows() -> None:
-    found = judged([100.0], [300.0])
-    assert (found.verdict, found.reason) == (UNCLEAR, "one launch a side")
-    assert found.ratio == pytest.approx(3)
-    assert found.interval is None
 
 
 def test_many_verdicts_at_once_take_more_launches_and_say_how_many() -> None:
@@ -196,13 +182,6 @@ def test_of_four_launches_the_interval_is_welchs_where_ranks_are_not_rare_enough
     found = ratio_of_sides(np.exp(logs).tolist(), np.exp(logs + 1).tolist(), 0.005)
     reach = 3.707428 * math.sqrt(2 * (0.02 / 3) / 4)
     assert np.log(interval(found)) == pytest.approx((1 - reach, 1 + reach), abs=1e-6)
-
-
-def test_where_ranks_are_not_rare_enough_all_that_was_seen_is_in_the_interval() -> None:
-    """Two heaps: Student's interval of pairs would end between them."""
-    found = ratio_of_pairs([1.0, 1.6, 1.6, 1.6, 1.6], 0.2 / 7)
-    assert found.low <= 1.0
-    assert found.high >= 1.6
 
 
 @given(times, times, tails)

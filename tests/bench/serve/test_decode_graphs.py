@@ -96,15 +96,6 @@ def test_what_a_run_launches_was_foreseen_to_be_compiled_ahead(settings: tuple[s
     assert bench.gpu.modules <= bench.gpu.foreseen
 
 
-def test_capturing_runs_nothing_on_the_cache() -> None:
-    with twin_gpu() as gpu:
-        bench = build(gpu, "workload.concurrency=4")
-        untouched = build(gpu, "workload.concurrency=4", "workload.decode=eager")
-    found, fresh = cache_bytes(bench.manager), cache_bytes(untouched.manager)
-    for name, memory in fresh.items():
-        assert torch.equal(found[name], memory), name
-
-
 def decode_once(bench: TwinBench, requests: int) -> StepTokens:
     """A decode step of new requests that have ten tokens each."""
     slots = [bench.manager.admit_request() for _ in range(requests)]
@@ -127,19 +118,6 @@ def test_a_batch_beyond_the_largest_is_refused_before_anything_is_launched() -> 
     assert (gpu.replays, len(gpu.launched)) == (0, launched)
     for name, memory in cache_bytes(bench.manager).items():
         assert torch.equal(memory, bytes_before[name]), name
-
-
-def test_decodes_take_turns_to_be_compared_looked_at_or_not() -> None:
-    one = ("workload.concurrency=1", "workload.decode=both")
-    bench = serve_on_twin([(5, 22)], *one, "measure.verify_every=2")
-    # 21 decode steps, numbered 1 to 21 after the prompt's: 10 looked at, 11 timed
-    assert bench.gpu.replays == 5 + 6
-    gpu = bench.drive.executor.gpu
-    assert gpu is not None
-    spans = {name: len(samples) for name, samples in gpu.clock.read_ns().items()}
-    assert spans == {"decode_graph_device": 6, "decode_eager_device": 5}
-    host = {name: len(s) for name, s in bench.recorder.latencies.items() if "host" in name}
-    assert host == {"decode_graph_host": 6, "decode_eager_host": 5}
 
 
 def skip_fill(patcher: Callable[..., Any]) -> Any:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from dsv4kv.bench.objects import coalesce, describe, geometry_of, rows_needed
 from dsv4kv.bench.transfer import Memory, make_manifest, receive
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.errors import OutOfBlocks
 from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.model.plan import Family, Kept, plan_cache
 from dsv4kv.model.presets import load_model
@@ -180,11 +179,3 @@ def test_neighbouring_pages_are_one_descriptor_where_they_are_neighbours_on_both
         assert len(each) == 6
         assert len(coalesce(each)) == count
         assert coalesce(each).lengths.sum() == 6 * 37_440
-
-
-def test_where_no_blocks_are_free_nothing_is_held() -> None:
-    source, target = cache(), cache(num_blocks=2)
-    prepare_forward(target, [target.admit_request()], [0], [256])
-    with pytest.raises(OutOfBlocks):
-        moved(source, running(source, 300), target, 300)
-    assert (target.num_free_slots, target.num_held_blocks) == (2, 1)

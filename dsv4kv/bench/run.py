@@ -179,7 +179,7 @@ def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
     if resolved.foreign and real:
         where = device.device if device else torch.device("cpu")
         if wrong := check_backend(resolved, plan, where, config.measure.seed):
-            sentences = "\n".join(map(str, wrong))
+            sentences = "\n".join(wrong)
             raise VerificationError(f"{sentences}\nNothing was timed.")
     recorder = Recorder()
     manager = bd.build_manager(config, plan, device)

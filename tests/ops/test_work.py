@@ -6,7 +6,7 @@ import pytest
 from dsv4kv.model.config import Candidates, DSV4Config, build_schedule
 from dsv4kv.model.plan import LayerCacheSchema, build_schema, choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.ops.work import CountedLayers, StepWork, Work
+from dsv4kv.ops.work import StepWork, Work
 
 K, M = 2**10, 2**20
 
@@ -22,9 +22,10 @@ class Step:
     def __init__(self, model: str | DSV4Config, *after: int, keys: str | None = None) -> None:
         config = load_model(model) if isinstance(model, str) else model
         self.schemas, tokens = schemas(config, keys), np.array(after)
-        counted = CountedLayers.of(config, self.schemas)
         consecutive = len(after) > 1 and after[1] == after[0] + 1
-        self._work = StepWork(counted, tokens[-1:] if consecutive else tokens, tokens - 1)
+        self._work = StepWork(
+            config, self.schemas, tokens[-1:] if consecutive else tokens, tokens - 1
+        )
 
     def of(self, operation: str, layer: int, *, indexer: bool = False) -> Work:
         return self._work.of(operation, self.schemas[layer], indexer=indexer)
@@ -86,7 +87,7 @@ def test_what_a_layer_writes_and_gathers_is_counted_by_hand(
 def test_an_online_state_is_a_running_sum() -> None:
     config = load_model("v4-flash")
     layers = [build_schema(config, s, state="online") for s in build_schedule(config, layers=[3])]
-    work = StepWork(CountedLayers.of(config, layers), np.array([128]), np.array([127]))
+    work = StepWork(config, layers, np.array([128]), np.array([127]))
     expected = {"state_append": 8 * 512 * 4, "flush": 2 * 512 * 4 + 584}
     for operation, moved in expected.items():
         assert work.of(operation, layers[0], indexer=False) == (1, moved, 0)

@@ -35,7 +35,7 @@ from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.ops.storage import Entries, PartWrite
-from dsv4kv.ops.work import CountedLayers, StepWork
+from dsv4kv.ops.work import StepWork
 
 if TYPE_CHECKING:
     from dsv4kv.bench.serve.graphs import DecodeGraphs
@@ -472,11 +472,6 @@ class StepExecutor:
     def _ratios(self) -> list[int]:
         return [] if self.in_place else selecting_ratios(self.layers)
 
-    @cached_property
-    def counted(self) -> CountedLayers:
-        """The layers as their work is counted."""
-        return CountedLayers.of(self.layers[0].model, [layer.schema for layer in self.layers])
-
     @property
     def in_place(self) -> bool:
         """Whether decode steps read in place, as engines do."""
@@ -529,9 +524,10 @@ class StepExecutor:
         fused = self.gpu is not None and self.gpu.fused
         return decode_operations(layer, fused=fused, engine=self.in_place)
 
-    def work_of(self, step: StepTokens) -> StepWork:
-        after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
-        return StepWork(self.counted, after, positions)
+    def work(self, after: Ids, positions: Ids) -> StepWork:
+        """Of a step that leaves requests with ``after`` tokens, at positions of its tokens."""
+        schemas = [layer.schema for layer in self.layers]
+        return StepWork(self.layers[0].model, schemas, after, positions)
 
     def _run(self, step: StepTokens, inputs: inp.StepInputs, spans: Spans | None = None) -> Run:
         """How a step is run; with ``spans`` its caller excludes the time that looking takes."""
@@ -564,7 +560,7 @@ class StepExecutor:
         with self._range("launch"):
             run_layers(work, step.batch, inputs, self._run(step, inputs, spans))
         if recorder.enabled:
-            counted = self.work_of(step)
+            counted = self.work(step.batch.tokens_after.numpy(), step.batch.positions.numpy())
             for call, began_ns, end_ns in spans:
                 (name, indexer), schema = call.operation, call.layer.schema
                 done, kind = counted.of(name, schema, indexer=indexer), schema.layer.attn.value

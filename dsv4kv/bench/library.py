@@ -262,13 +262,8 @@ class Library:
         return ends
 
     def store_prefix(self, prefix: Prefix, slot: int) -> None:
-        """Store what a request holds; raises ``CacheError`` unless that is the prefix."""
-        tokens, end = int(self.cache.manager.tokens[slot]), len(prefix)
-        if not tokens or tokens != end * self.block_tokens:
-            raise CacheError(
-                f"slot {slot} has {tokens} tokens and the prefix {end} blocks of "
-                f"{self.block_tokens}: give the tokens that the request has, in whole blocks."
-            )
+        """Store what a request holds, whose tokens are those of the prefix."""
+        end = len(prefix)
         digests = dict[str, bytes]()
         for pieces in self._pieces(prefix, slot, end):
             for each in pieces:

@@ -150,34 +150,6 @@ def test_tokens_and_completed_entries_are_those_counted_one_by_one(
             assert batch.lengths[ratio].tolist() == [count // ratio for count in after]
 
 
-def test_a_step_stays_what_it_is_when_the_caller_moves_on() -> None:
-    manager = bookkeeping()
-    slots, before, after = (np.array(x) for x in (admit(manager, 2), [0, 0], [5, 9]))
-    prepare_forward(manager, slots, before, after)
-    batch = Step.of(manager, slots, before, after)
-    for array in (slots, before, after):
-        array[:] = 77
-    assert batch.request_slots.tolist() == [0, 1]
-    assert batch.tokens_after.tolist() == [5, 9]
-    assert batch.lengths[4].tolist() == [1, 2]
-
-
-def test_a_room_holds_the_numbers_of_a_step_and_nothing_else() -> None:
-    manager = bookkeeping()
-    room = Step.room(manager.entry_groups, 3, 2, torch.device("cpu"))
-    room.fill(step(manager, admit(manager, 2), [0, 3], [1, 5]))
-    assert room.request_slots.tolist() == [0, 1, -1]
-    assert room.token_slots.tolist() == [0, 1, 1, -1, -1, -1]
-    assert room.positions.tolist()[:3] == [0, 3, 4]
-    assert room.lengths[4].tolist()[:2] == [0, 1]
-    assert room.seen[1].tolist()[:3] == [1, 4, 5]
-    first = room.first(1)
-    assert first.request_slots.data_ptr() == room.request_slots.data_ptr()
-    assert (first.num_requests, first.num_tokens) == (1, 2)
-    room.fill(None)
-    assert room.token_slots.tolist() == [-1] * 6
-
-
 CONTEXT, SLOTS = 1024, 3
 
 

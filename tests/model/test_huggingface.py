@@ -98,23 +98,14 @@ def test_only_kv_sources_of_v41_hold_compressed_kv_and_only_index_sources_select
     assert config.formats.main == "fp4"
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "kv_share_layer_ids",
-        "compress_stride",
-        "compressor_types",
-        "index_kpool",
-        "indexer_types",
-        "window_size",
-        "sliding_window_pattern",
-        "kv_head_dim",
-        "global_head_dim",
-        "kv_cache_groups",
-        "candidate_levels",
-        "attention_layer_types",
-    ],
-)
+UNKNOWN_KEYS = """
+    kv_share_layer_ids compress_stride compressor_types index_kpool indexer_types window_size
+    sliding_window_pattern kv_head_dim global_head_dim kv_cache_groups candidate_levels
+    attention_layer_types
+"""
+
+
+@pytest.mark.parametrize("key", UNKNOWN_KEYS.split())
 def test_an_unknown_key_that_looks_like_a_cache_is_an_error_that_names_it(
     key: str, tmp_path: Path
 ) -> None:
@@ -175,36 +166,27 @@ def test_46_entries_for_43_layers_are_three_draft_layers() -> None:
     assert sum(spec.is_draft for spec in build_schedule(config, draft_layers=True)) == 3
 
 
+WRONG_VALUES: dict[str, tuple[object, ...]] = {
+    "compress_ratios": (4, "4", [0, [4], 128], [0, 3, 128], [0, 4]),
+    "num_hidden_layers": ("many", 2.5, -3, 1025),
+    "num_nextn_predict_layers": (2**64, -1, [1]),
+    "max_position_embeddings": (10**400,),
+    "hidden_size": ([],),
+    "index_topk": (0,),
+    "sliding_window": ("wide",),
+    "rope_scaling": ("yarn", {"factor": "x"}),
+    "text_config": (3,),
+    "layer_types": (5,),
+    "compress_rates": ([4, 128],),
+    "kv_source_layer_ids": (2, [0]),
+    "index_source_layer_ids": ([99],),
+    "candidate_source_layer_id": (1,),
+    "index_topk_freq": (0,),
+}
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("compress_ratios", 4),
-        ("compress_ratios", "4"),
-        ("compress_ratios", [0, [4], 128]),
-        ("compress_ratios", [0, 3, 128]),
-        ("compress_ratios", [0, 4]),
-        ("num_hidden_layers", "many"),
-        ("num_hidden_layers", 2.5),
-        ("num_hidden_layers", -3),
-        ("num_hidden_layers", 1025),
-        ("num_nextn_predict_layers", 2**64),
-        ("max_position_embeddings", 10**400),
-        ("hidden_size", []),
-        ("index_topk", 0),
-        ("sliding_window", "wide"),
-        ("rope_scaling", "yarn"),
-        ("rope_scaling", {"factor": "x"}),
-        ("text_config", 3),
-        ("num_nextn_predict_layers", -1),
-        ("num_nextn_predict_layers", [1]),
-        ("layer_types", 5),
-        ("compress_rates", [4, 128]),
-        ("kv_source_layer_ids", 2),
-        ("kv_source_layer_ids", [0]),
-        ("index_source_layer_ids", [99]),
-        ("candidate_source_layer_id", 1),
-        ("index_topk_freq", 0),
-    ],
+    ("key", "value"), [(key, value) for key, values in WRONG_VALUES.items() for value in values]
 )
 def test_a_value_of_the_wrong_type_is_a_sentence_with_the_file(
     key: str, value: object, tmp_path: Path

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dsv4kv.bench import slot_system as sl
-from dsv4kv.errors import NotOwner
 
 SLOTS = 4
 Text = tuple[int, ...]
@@ -75,43 +74,6 @@ def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
     assert scene.tree.cached == 10
     # Of the first prompt only its first token was used, and of old chains the end goes first.
     assert [scene.tree.match_length([t] * 5) for t in (1, 2, 3)] == [2, 5, 3]
-
-
-def test_what_an_older_row_still_holds_is_found_when_the_newer_one_is_gone() -> None:
-    scene = Scene()
-    scene.slots.alloc()
-    older = scene.serve((1, 2, 3)).slot
-    scene.slots.occupy(older)
-    newer = scene.serve((1, 2, 3, 4)).slot
-    scene.slots.free(older)
-    assert scene.look_up((1, 2, 3, 4)) == sl.Found(4, newer, 1)
-    scene.slots.occupy(older)
-    assert scene.slots.alloc() == newer  # handed out again: what it held is not found
-    assert scene.look_up((1, 2, 3, 4)) == sl.Found(3, older, 1)
-
-
-def test_a_slot_that_is_free_is_not_given_back_and_a_held_one_not_occupied() -> None:
-    slots = sl.SlotAllocator(2)
-    with pytest.raises(NotOwner, match="free already"):
-        slots.free(0)
-    assert [slots.alloc() for _ in range(3)] == [0, 1, -1]
-    with pytest.raises(NotOwner, match="held already"):
-        slots.occupy(1)
-    slots.free(0)
-    slots.occupy(0)
-    assert (slots.version(0), slots.free_count) == (1, 0)
-
-
-def test_a_slot_that_changed_since_the_request_was_queued_makes_it_start_at_0() -> None:
-    scene = Scene()
-    scene.serve((1, 2, 3))
-    found = scene.look_up((1, 2, 3))
-    for number in range(SLOTS):
-        assert scene.seat((9, number), sl.Found()) is not None
-    scene.slots.free(0)
-    late = scene.seat((1, 2, 3, 4), found)
-    assert late is not None
-    assert (late.slot, late.start, late.copied) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("capacity", [10**6, 12])

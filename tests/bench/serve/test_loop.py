@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens
 from dsv4kv.bench.serve.loop import ServingLoop, unused_bytes
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.config.bench import BenchConfig
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from tests.bench.serve.scenes import Scene, run, scenes
@@ -122,44 +120,25 @@ def test_a_request_larger_than_the_cache_is_rejected_and_the_others_served(scene
 class Collector:
     """Takes the place of the executor and keeps what it is given."""
 
-    def __init__(self, fail_after: int | None = None) -> None:
-        self.steps: list[tuple[str, StepTokens]] = []
-        self.prepared: list[tuple[list[int], list[int]]] = []
-        self._fail_after = fail_after
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[int], int]] = []
 
-    def decode(self, step: StepTokens) -> None:
-        self._collect("decode", step)
+    def decode(self, step: StepTokens, kind: str = "decode") -> None:
+        self.told.append((kind, step.requests.tolist(), step.batch.num_tokens))
 
     def prefill(self, step: StepTokens) -> None:
-        self._collect("prefill", step)
+        self.decode(step, "prefill")
 
-    def prepare(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        self.prepared.append((slots.tolist(), tokens.tolist()))
-
-    def _collect(self, kind: str, step: StepTokens) -> None:
-        if len(self.steps) == self._fail_after:
-            raise KeyboardInterrupt
-        self.steps.append((kind, step))
-
-
-def make_loop(
-    collector: Collector, plan: BenchConfig, *lengths: tuple[int, int]
-) -> tuple[ServingLoop, Recorder, KVCacheManager]:
-    log = run(Scene([], plan))
-    recorder = Recorder()
-    executor = cast(StepExecutor, collector)
-    loop = ServingLoop(log.manager, make_requests(*lengths), plan, recorder, executor)
-    return loop, recorder, log.manager
+    def prepare(self, *_: object) -> None:
+        pass
 
 
 def test_the_executor_gets_decoders_together_and_each_prompt_chunk_alone() -> None:
-    collector = Collector()
-    loop, _, _ = make_loop(collector, serving(3, 100), (4, 3), (5, 3), (120, 1))
-    loop.run()
-    told = [
-        (kind, step.requests.tolist(), step.batch.num_tokens) for kind, step in collector.steps
-    ]
-    assert told == [
+    collector, config = Collector(), serving(3, 100)
+    manager, requests = run(Scene([], config)).manager, make_requests((4, 3), (5, 3), (120, 1))
+    executor = cast(StepExecutor, collector)
+    ServingLoop(manager, requests, config, Recorder(), executor).run()
+    assert collector.told == [
         ("prefill", [0], 4),
         ("prefill", [1], 5),
         ("prefill", [2], 91),
@@ -167,15 +146,6 @@ def test_the_executor_gets_decoders_together_and_each_prompt_chunk_alone() -> No
         ("prefill", [2], 29),
         ("decode", [0, 1], 2),
     ]
-
-
-def test_an_interrupted_run_has_the_totals_of_the_steps_before() -> None:
-    loop, _, manager = make_loop(Collector(fail_after=3), PLAIN, (150, 30))
-    with pytest.raises(KeyboardInterrupt):
-        loop.run()
-    assert (loop.totals.steps, loop.totals.input_tokens, loop.totals.output_tokens) == (3, 150, 2)
-    assert loop.totals.wall_ns > 0
-    assert manager.num_held_blocks > 0
 
 
 CONTEXT_TOKENS = 2000

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.bench.library import Bytes, MemoryStore, Prefix, Restored
-from dsv4kv.errors import CacheError, OutOfBlocks, StoreFull, StoreUnavailable
+from dsv4kv.errors import OutOfBlocks, StoreFull, StoreUnavailable
 from tests.bench.tiers.world import World, on_twin, tokens_of
 from tests.examples import examples
 
@@ -91,17 +91,6 @@ def test_a_prefix_that_does_not_fit_is_refused_and_nothing_has_changed() -> None
     assert world.manager.tokens[other] == 0
     world.release(slot)
     assert library.restore(prefix, other).tokens == 384
-
-
-@pytest.mark.parametrize("tokens", [0, 100, 256])
-def test_a_request_of_other_tokens_is_not_stored(tokens: int) -> None:
-    here, store = world("v4-flash", "model.layers=[2,3]"), MemoryStore()
-    library, slot = here.library(store), here.admit()
-    here.compute(slot, 1, tokens)
-    with pytest.raises(CacheError, match=rf"has {tokens} tokens and the prefix 1 blocks of 128"):
-        library.store_prefix(library.prefix(tokens_of(1, BLOCK)), slot)
-    assert store.objects == {}
-    here.release(slot)
 
 
 @examples(40)

@@ -57,7 +57,7 @@ class OutOfSlots(CacheError):
 
 
 class NotOwner(CacheError):
-    """A block or slot is out of range, not held, named twice, or held by a newer generation."""
+    """A block or slot is out of range, not held, or named twice."""
 
 
 class ContextOverflow(CacheError):

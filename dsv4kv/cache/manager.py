@@ -416,13 +416,6 @@ class CompressedCache:
     def is_pooled(self) -> bool:
         return self.state is not None
 
-    @cached_property
-    def max_append_tokens(self) -> int:
-        """Most tokens of a request between flushes: more would overwrite what a flush reads."""
-        assert self.compressor is not None
-        assert self.state is not None
-        return 1 if self.state.dim() == 3 else self.state.shape[2] - self.compressor.rows + 1
-
 
 @dataclass(frozen=True)
 class LayerCache:

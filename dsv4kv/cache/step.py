@@ -46,7 +46,6 @@ class Step:
     completed: Mapping[EntryGroup, Completed]  # the tokens that complete an entry, by group
     # int64[T], request (0 … B − 1) of every token, on the host; empty in ``room``
     request_ids: Tensor
-    max_request_tokens: int  # most tokens of one request
     # slot and position of the first token; of a ``room`` nothing
     first_token: tuple[int, int] = (0, 0)
     # where kernels work entries out, int64[lanes, T] each; only in ``room``
@@ -103,7 +102,6 @@ class Step:
             entries=entries,
             completed=completed,
             request_ids=torch.from_numpy(ids),
-            max_request_tokens=int(counts.max()),
             first_token=(int(slots[0]), int(positions[0])),
         )
 
@@ -136,7 +134,6 @@ class Step:
             entries={g: families[g[0], g[2], g[3]][g[1]] for g in groups},
             completed={},
             request_ids=torch.empty(0, dtype=torch.int64),
-            max_request_tokens=tokens_each,
             families=families,
             _numbers=numbers,
         )
@@ -145,7 +142,7 @@ class Step:
 
     def first(self, requests: int) -> "Step":
         """The numbers of the first requests of a ``room``; shares its memory."""
-        tokens = requests * self.max_request_tokens
+        tokens = requests * (self.num_tokens // self.num_requests)
         step = self._changed(lambda each: each[:requests], lambda each: each[:tokens])
         numbers = step.token_slots, step.positions
         done = {group: Completed(*numbers, each) for group, each in step.entries.items()}

@@ -29,7 +29,6 @@ from dsv4kv.cache.manager import (
     stage,
 )
 from dsv4kv.cache.step import Step
-from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import AttentionType, chooses_candidates
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.ops.cuda.launch import dependent_launches
@@ -310,18 +309,13 @@ class Filling(NamedTuple):
         values = self.inputs.entries(part.store.layout.format.dims)
         own: Tensors = {"entries": step.entries[group], "values": values, "keys": values}
         own |= self.inputs.pooled(part.compressor)
-        if operation == "state_append":
-            _check_append(part, step)
-        elif operation == "compress_chunk":
-            if step.num_requests != 1:
-                raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
+        if operation == "compress_chunk":
             slot, start = step.first_token
             own |= {"slot": slot, "start": start, "entries": step.completed[group].entries}
         return own
 
     def _part_write(self, indexer: bool) -> PartWrite:
         part, group = self.layer.part(indexer), self.layer.group
-        _check_append(part, self.step)
         assert part.compressor is not None
         assert part.state is not None
         assert group is not None
@@ -360,15 +354,6 @@ class Filling(NamedTuple):
         assert layer.indexer is not None
         keys = {"store": layer.indexer.store, "out": reads.scores}
         return blocks | keys | {"queries": reads.codes, "weights": reads.weights}
-
-
-def _check_append(part: CompressedCache, step: Step) -> None:
-    """Raise ``ConfigError`` for more tokens of a request than the state holds until the flush."""
-    if step.max_request_tokens > part.max_append_tokens:
-        raise ConfigError(
-            f"{step.max_request_tokens} tokens of a request together, and its compressor state "
-            f"takes {part.max_append_tokens}: raise draft_tokens, or use compress_chunk."
-        )
 
 
 _samples = partial(array, "q")

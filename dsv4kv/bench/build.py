@@ -115,11 +115,12 @@ def check_memory(
         (on_gpu, device.free_bytes if device else None, " of GPU memory", "{} are free"),
     ):
         if held is not None and needed > held:
-            there = has.format(format_bytes(held))
+            there, placed = has.format(format_bytes(held)), config.workload.context
+            lower = "workload.context" if placed else "cache.max_context_tokens, cache.num_blocks"
             fewer = ", hold fewer layers (model.layers), or set workload.data to none"
             raise ConfigError(
-                f"this run needs {format_bytes(needed)}{needs} and {there}"
-                f"{_advise(config, plan, needed, held)}{fewer if real else ''}."
+                f"this run needs {format_bytes(needed)}{needs} and {there}: lower {lower} or "
+                f"workload.concurrency{fewer if real else ''}."
             )
 
 
@@ -132,19 +133,6 @@ def _data_bytes(config: BenchConfig, plan: CachePlan) -> int:
     each = sum(at_whole_block(schema).slot_bytes for schema in plan.schemas)
     checkpoints = 0 if prefix.index == "none" else prefix.checkpoints * each
     return plan.total_bytes + checkpoints + 2 * config.measure.memcpy_bytes + angles
-
-
-def _advise(config: BenchConfig, plan: CachePlan, needed: int, memory_bytes: int) -> str:
-    """What to lower; where contexts are placed also how many would fit."""
-    workload = config.workload
-    if not workload.context:
-        return ": lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
-    each = plan.total_bytes // plan.num_slots
-    left = max(0, plan.num_slots - -(-(needed - memory_bytes) // each))
-    return (
-        f", enough for {left} contexts of {workload.placed_tokens:,} tokens: lower "
-        "workload.context or workload.concurrency"
-    )
 
 
 def _output_bytes(plan: CachePlan, requests: int) -> int:

@@ -57,7 +57,7 @@ class OutOfSlots(CacheError):
 
 
 class NotOwner(CacheError):
-    """A block or slot is out of range, not held, or named twice."""
+    """A block or slot is out of range, not held, named twice, or held by a newer generation."""
 
 
 class ContextOverflow(CacheError):

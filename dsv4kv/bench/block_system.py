@@ -9,7 +9,7 @@ import numpy as np
 
 from dsv4kv.bench import systems
 from dsv4kv.bench.library import page_digests
-from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockPool, Ids, Policy
+from dsv4kv.cache.blocks import NO_BLOCKS, NO_HASH, BlockEvent, BlockPool, Ids, Policy
 from dsv4kv.config.experiments import SystemsConfig
 
 LEAST_COMPUTED = 2
@@ -71,7 +71,7 @@ class Batch:
         self.experts = np.full(shape, _UNKNOWN, dtype=np.int16)
         self.pool.on_freed = self._forget
         self.counts = Counter[str]()
-        self.pool.on_change = self._count
+        self.pool.observers.append(self._count)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.paused: deque[Request] = deque()  # oldest first; each lacks a block
@@ -119,8 +119,9 @@ class Batch:
         if preserved not in ("counters", "both"):
             self.counts.clear()
 
-    def _count(self, kind: str, blocks: int) -> None:
-        self.counts[f"blocks {'handed out' if kind == 'acquired' else kind}"] += blocks
+    def _count(self, event: BlockEvent) -> None:
+        kind = "handed out" if event.kind == "acquired" else event.kind
+        self.counts[f"blocks {kind}"] += event.ids.size
 
     def _forget(self, ids: Ids) -> None:
         self.experts[ids] = _UNKNOWN

@@ -38,7 +38,7 @@ from dsv4kv.ops.spec import choose as choose_variants
 from dsv4kv.ops.storage import Compressor, make_rope, random_compressor
 from dsv4kv.units import format_bytes
 
-_HOST_BYTES_PER_BLOCK = 32  # numbers of the allocator, 8 bytes each
+_HOST_BYTES_PER_BLOCK = 32  # free list, marks and generation of the allocator, 8 bytes each
 
 
 def plan_from(config: BenchConfig) -> CachePlan:

@@ -323,7 +323,7 @@ def receive(
                 "What has come is not what left, by its digests: " + "; ".join(wrong) + "."
             )
     except BaseException:
-        manager.release_request(slot)
+        manager.release_request(slot, manager.generation(slot))
         raise
     return slot, reads
 

@@ -11,6 +11,7 @@ through views of the arrays (``…_at``), whose single cells are faster to reach
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -29,17 +30,29 @@ _PASSED = -1  # the stamp of a cached block whose turn came while others followe
 Policy = Literal["lru", "ref_zero"]
 
 
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """A change: ``acquired``, ``retained``, ``released``, ``registered``, ``evicted``, ``reset``.
+
+    ``ids`` int64 are the blocks, ``hashes`` their keys in the index (registered, evicted).
+    """
+
+    kind: str
+    ids: Ids
+    hashes: tuple[int, ...] = ()
+
+
 class BlockPool:
     """Hands out block ids, counts their holders, finds them by hash, and evicts.
 
-    Ids are int64[n].
+    Ids are int64[n]. A block's generation grows when it is handed out, so that an old holder can
+    be distinguished from a new one.
 
     Attributes:
         num_blocks: Blocks 0..n−1.
         num_unused: Blocks in the free stack.
         num_cached: Blocks without holders that are found by their hash.
-        on_change: Called after every change with its kind and how many blocks it is of:
-            acquired, retained, released, registered, evicted or reset.
+        observers: Called with a ``BlockEvent`` after every change.
         on_freed: Called with blocks whose content is gone.
     """
 
@@ -52,7 +65,7 @@ class BlockPool:
         if num_blocks <= 0:
             raise ConfigError(f"a pool of {num_blocks} {unit} cannot be: give at least 1.")
         self.num_blocks, self.unit, self.policy = num_blocks, unit, policy
-        self.on_change: Callable[[str, int], None] | None = None
+        self.observers: list[Callable[[BlockEvent], None]] = []
         self.on_freed: Callable[[Ids], None] | None = None
         self.num_unused = num_blocks
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
@@ -65,6 +78,8 @@ class BlockPool:
         self._cached_bytes = np.full(num_blocks, _HASHED).tobytes()
         self._followers_bytes = (self._held_chain // _FOLLOWED).tobytes()
         self._ones = np.ones(num_blocks, dtype=np.int64).tobytes()
+        self._generation = np.zeros(num_blocks, dtype=np.int64)
+        self._serial = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -105,6 +120,10 @@ class BlockPool:
         refs: Ids = self._claims[self._in_pool(as_ids(ids))] & _REFS
         return refs
 
+    def generation(self, ids: NDArray[np.integer]) -> Ids:
+        """Generations of blocks, shaped as ``ids``; ``NotOwner`` beyond the pool."""
+        return self._generation[self._in_pool(as_ids(ids))]
+
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every block is held and none is named twice."""
         row = self._in_pool(as_ids(ids))
@@ -126,10 +145,12 @@ class BlockPool:
             self._evict(count - self.num_unused)
         end = self.num_unused
         ids = self._free[end - count : end].copy()
+        self._serial += 1
+        self._generation[ids] = self._serial
         self._claims[ids] = 1
         self.num_unused = end - count
-        if self.on_change is not None:
-            self.on_change("acquired", ids.size)
+        if self.observers:
+            self._notify("acquired", ids)
         return ids
 
     def allocate(self, count: int, matched: Ids = NO_BLOCKS) -> Ids | None:
@@ -162,21 +183,28 @@ class BlockPool:
                     self.num_cached -= 1
                     self._num_orphans -= self._claims_at[number] // _FOLLOWED
                     self._follow(self._parent_at[number], 1)
-        if self.on_change is not None and row.size:
-            self.on_change("retained", row.size)
+        if self.observers and row.size:
+            self._notify("retained", row)
 
-    def release(self, ids: NDArray[np.integer]) -> int:
+    def release(self, ids: NDArray[np.integer], generations: Ids | None = None) -> int:
         """Take a holder from each block, for each time it is named; ids in order of their chain.
 
         One without holders is cached if it is registered, the last of a chain to be evicted
-        first, and free otherwise. Returns how many are without holders now; raises ``NotOwner``
-        where a block has fewer holders.
+        first, and free otherwise. Returns how many are without holders now.
+
+        Raises:
+            NotOwner: A block has fewer holders, or, with ``generations`` as they were when it
+                was acquired, a newer one.
         """
         row = as_ids(ids)
+        if generations is not None and (
+            self.generation(row).tobytes() != as_ids(generations).tobytes()
+        ):
+            raise self._refusal(ids, "not all are still held by who took them")
         if self.policy == "lru" and self._by_hash and self._are_chain(row, self._held_bytes):
             self._cache_chain(row)
-            if self.on_change is not None:
-                self.on_change("released", row.size)
+            if self.observers:
+                self._notify("released", row)
             return row.size
         evicted: list[int] = []
         if parts := self._split(row):
@@ -186,14 +214,13 @@ class BlockPool:
                 self._cache_chain(chain)
         else:
             done, freed, evicted = self._release_each(row)
-        if evicted:
-            self._forget(evicted)
+        hashes = self._forget(evicted) if evicted else []
         if freed.size:
             self._put_back(freed)
-        if self.on_change is not None and row.size:
-            self.on_change("released", row.size)
+        if self.observers and row.size:
+            self._notify("released", row)
             if evicted:
-                self.on_change("evicted", len(evicted))
+                self._notify("evicted", np.array(evicted), hashes)
         return done
 
     def _cache_chain(self, row: Ids) -> None:
@@ -260,9 +287,9 @@ class BlockPool:
                 seen.add(above)
                 above = self._parent_at[above]
 
-    def _forget(self, numbers: list[int]) -> None:
-        """Remove the hashes of released blocks; followers begin new chains."""
-        self._drop_hashes(numbers)
+    def _forget(self, numbers: list[int]) -> list[int]:
+        """Remove the hashes of released blocks, returned in order; followers begin new chains."""
+        hashes = self._drop_hashes(numbers)
         for number in numbers:
             above = self._parent_at[number]
             self._children_at[above] -= 1
@@ -271,16 +298,20 @@ class BlockPool:
                 self._parent[self._parent == number] = self.num_blocks
                 self._children_at[number] = 0
         self._claims[numbers] = 0
+        return hashes
 
-    def _drop_hashes(self, numbers: list[int]) -> None:
+    def _drop_hashes(self, numbers: list[int]) -> list[int]:
+        """Remove the hashes of blocks; returns them in order."""
         hash_of, by_hash, twins = self._hash, self._by_hash, self._twins
-        for number in numbers:
-            hash_, hash_of[number] = hash_of[number], NO_HASH
+        hashes = [hash_of[number] for number in numbers]
+        for number, hash_ in zip(numbers, hashes, strict=True):
+            hash_of[number] = NO_HASH
             found = by_hash.pop(hash_)
             if twins and hash_ in twins:
                 by_hash[hash_], *others = [n for n in (found, *twins.pop(hash_)) if n != number]
                 if others:
                     twins[hash_] = others
+        return hashes
 
     def num_freed(self, ids: NDArray[np.integer]) -> int:
         """Blocks that ``release`` of held ``ids`` would free, at least."""
@@ -334,8 +365,8 @@ class BlockPool:
             self._claims_at[number] += _HASHED
             self._children_at[above] += 1
             self._follow(above, 1)
-        if self.on_change is not None:
-            self.on_change("registered", len(numbers))
+        if self.observers:
+            self._notify("registered", ids, hashes)
 
     def find(self, hashes: Sequence[int]) -> Ids:
         """Blocks of a chain of hashes up to the first unknown one, int64[n]: retain them next."""
@@ -370,8 +401,8 @@ class BlockPool:
         out = np.flatnonzero(self._claims[:-1] & (_REFS | _HASHED))
         self._clear()
         self._put_back(out)
-        if self.on_change is not None:
-            self.on_change("reset", out.size)
+        if self.observers:
+            self._notify("reset", out)
 
     def _enqueue(self, row: Ids) -> None:
         """Make distinct cached blocks the most recently used, the last of them the first to go."""
@@ -404,11 +435,12 @@ class BlockPool:
                 self._queue[0] = when, row, left
             else:
                 self._queue.popleft()
-        self._drop_hashes(numbers)
+        hashes = self._drop_hashes(numbers)
         self.num_cached -= count
-        self._put_back(np.array(numbers, dtype=np.int64))
-        if self.on_change is not None and count:
-            self.on_change("evicted", count)
+        ids = np.array(numbers, dtype=np.int64)
+        self._put_back(ids)
+        if self.observers and count:
+            self._notify("evicted", ids, hashes)
 
     def _is_end(self, row: Ids, stamp: int) -> bool:
         """Whether cached blocks are the end of a chain, all with this stamp."""
@@ -486,6 +518,10 @@ class BlockPool:
         shown = ", ".join(str(i) for i in ids.ravel()[:8])
         more = ", …" if ids.size > 8 else ""
         return NotOwner(f"{self.unit} {shown}{more}: {reason}. Nothing was changed.")
+
+    def _notify(self, kind: str, ids: Ids, hashes: Sequence[int] = ()) -> None:
+        for observer in self.observers:
+            observer(BlockEvent(kind, ids.copy(), tuple(hashes)))
 
 
 def as_ids(ids: NDArray[np.integer]) -> Ids:

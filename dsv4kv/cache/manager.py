@@ -306,12 +306,19 @@ class KVCacheManager:
             states.reset_slot(slot)
         return slot
 
-    def release_request(self, slot: int) -> None:
-        """Give back a request's slot and blocks; raises ``NotOwner`` where none runs in it."""
-        self._slots.release(np.array([slot], dtype=np.int64))
+    def release_request(self, slot: int, generation: int) -> None:
+        """Give back a request's slot and blocks.
+
+        Raises ``NotOwner`` unless a request runs in the slot that was admitted in this generation.
+        """
+        self._slots.release(np.array([slot], dtype=np.int64), np.array([generation]))
         for table in self.tables:
             table.clear(slot)
         self.tokens[slot] = 0
+
+    def generation(self, slot: int) -> int:
+        """Generation of a slot: grows with every request admitted to it."""
+        return int(self._slots.generation(np.array([slot]))[0])
 
     def check_running(self, slots: Ids) -> None:
         """Raise ``NotOwner`` unless a request runs in every slot and none is named twice."""

@@ -64,7 +64,7 @@ def cached(pool: BlockPool, *hashes: int, parent: int = 0) -> Ids:
 
 def state(pool: BlockPool) -> dict[str, Any]:
     """Everything that a pool knows: equal before and after a refusal."""
-    cells = pool._claims, pool._children, pool._stamp
+    cells = pool._claims, pool._generation, pool._children, pool._stamp
     return {
         "cells": [array[: pool.num_blocks].tolist() for array in cells],
         "hashes": pool._hash.copy(),

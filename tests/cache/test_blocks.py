@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.cache.blocks import BlockPool
+from dsv4kv.cache.blocks import BlockEvent, BlockPool
 from dsv4kv.errors import CacheError, ConfigError, NotOwner, OutOfBlocks
 from tests.cache.caches import chain, ids, state
 
@@ -47,8 +47,17 @@ def test_an_id_outside_the_pool_is_refused(block: int) -> None:
     pool = BlockPool(4)
     taken = pool.acquire(4)
     taken[2] = block
-    for call in (pool.release, pool.retain, pool.check_held):
+    for call in (pool.release, pool.retain, pool.check_held, pool.generation):
         refuses(pool, partial(call, taken))
+
+
+def test_an_old_holder_cannot_give_back_a_newer_ones_blocks() -> None:
+    pool = BlockPool(2)
+    taken = pool.acquire(2)
+    old = pool.generation(taken)
+    pool.release(taken, old)
+    assert (pool.generation(pool.acquire(2)) > old).all()
+    refuses(pool, lambda: pool.release(taken, old), "not all are still held by who")
 
 
 def test_a_message_names_the_unit_and_the_first_ids() -> None:
@@ -105,22 +114,22 @@ def test_chains_evicted_together_go_as_one_by_one(prompts: list[tuple[int, int]]
     assert state(pools[0]) == state(pools[1])
 
 
-def test_changes_are_told_with_how_many_blocks_they_are_of() -> None:
-    pool, events = BlockPool(3), list[tuple[str, int]]()
-    pool.on_change = lambda kind, blocks: events.append((kind, blocks))
+def test_events_say_what_happened_to_which_blocks_by_which_hashes() -> None:
+    pool, events = BlockPool(3), list[BlockEvent]()
+    pool.observers.append(events.append)
     taken = chain(pool, 10, 11)
     pool.retain(taken[:1])
     pool.release(taken[:1])
     pool.release(taken)
     pool.acquire(2)
     pool.reset()
-    assert events == [
-        ("acquired", 2),
-        ("registered", 2),
-        ("retained", 1),
-        ("released", 1),
-        ("released", 2),
-        ("evicted", 1),
-        ("acquired", 2),
-        ("reset", 3),
+    assert [(event.kind, event.ids.tolist(), event.hashes) for event in events] == [
+        ("acquired", [1, 0] if taken[0] else [0, 1], ()),
+        ("registered", taken.tolist(), (10, 11)),
+        ("retained", [taken[0]], ()),
+        ("released", [taken[0]], ()),
+        ("released", taken.tolist(), ()),
+        ("evicted", [taken[1]], (11,)),
+        ("acquired", events[6].ids.tolist(), ()),
+        ("reset", [0, 1, 2], ()),
     ]

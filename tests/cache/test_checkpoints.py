@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsv4kv.cache.blocks import Ids
+from dsv4kv.cache.blocks import BlockEvent, Ids
 from dsv4kv.cache.checkpoints import CheckpointPool, shared_table
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.errors import CacheError, NotOwner, OutOfBlocks
@@ -83,7 +83,7 @@ class Behind:
     def cache(self) -> None:
         """The first request ends; its blocks are cached, and nobody holds them."""
         self.allocator.register(self.blocks, [1, 2, 3], [0, 1, 2])
-        self.manager.release_request(self.first)
+        self.manager.release_request(self.first, self.manager.generation(self.first))
 
     def resume(self, tokens: int, blocks: Ids | None = None) -> None:
         prefix = self.blocks if blocks is None else blocks
@@ -119,8 +119,8 @@ def test_as_many_blocks_are_held_as_a_step_would_prepare(tokens: int) -> None:
 def test_a_released_checkpoint_is_refused_before_anything_is_shared() -> None:
     behind = Behind()
     behind.pool.release(behind.checkpoint)
-    told: list[str] = []
-    behind.allocator.on_change = lambda kind, _blocks: told.append(kind)
+    told: list[BlockEvent] = []
+    behind.allocator.observers.append(told.append)
     behind.refuses(NotOwner, 300)
     behind.refuses(NotOwner, 256)
     assert not told

@@ -47,6 +47,7 @@ class Running:
     """What the model knows of a running request."""
 
     serial: int
+    generation: int
     tokens: int = 0
 
 
@@ -83,6 +84,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.running: dict[int, Running] = {}
         self.serial = 0
         self.spare: list[tuple[BlockTable, Ids]] = []  # blocks taken outside any request
+        self.gone: list[tuple[int, int]] = []  # (slot, generation) of released requests
         for _ in range(min(running, self.manager.plan.num_slots)):
             self.admit()
 
@@ -205,7 +207,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         slot = self.manager.admit_request()
         assert slot not in self.running
-        self.running[slot] = Running(self.serial)
+        self.running[slot] = Running(self.serial, self.manager.generation(slot))
         self.serial += 1
 
     def prefill_chunk(self, draw: Random) -> None:
@@ -243,8 +245,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.leave(self.a_request(draw))
 
     def leave(self, slot: int) -> None:
-        del self.running[slot]
-        self.manager.release_request(slot)
+        generation = self.running.pop(slot).generation
+        self.gone.append((slot, generation))
+        self.manager.release_request(slot, generation)
 
     def resume(self, draw: Random) -> None:
         """A request starts with a prefix that is already computed, and holds nothing yet."""
@@ -287,7 +290,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.refused(NotOwner, lambda: table.allocator.release(block))
 
     def ask_for_what_cannot_be(self, draw: Random) -> None:
-        """A slot without a request, one named twice, a row that is too short."""
+        """A slot without a request, one named twice, a row that is too short, an old owner."""
         slots = self.manager.plan.num_slots
         running = sorted(self.running)
         free = draw.choice(sorted(set(range(-3 * slots, 3 * slots)) - set(running)))
@@ -298,7 +301,9 @@ class CacheMachine(RuleBasedStateMachine):
             draw.shuffle(running)
             longest = self.context + draw.randint(1, 200)
             self.refused(ContextOverflow, lambda: self.prepare_at(running, longest))
-        self.refused(NotOwner, lambda: self.manager.release_request(free))
+        if self.gone:
+            slot, generation = draw.choice(self.gone)
+            self.refused(NotOwner, lambda: self.manager.release_request(slot, generation))
 
     def prepare_at(self, slots: list[int], first_tokens: int = 0) -> None:
         after = [first_tokens] + [0] * (len(slots) - 1)
@@ -337,6 +342,8 @@ class CacheMachine(RuleBasedStateMachine):
     def slots_are_counted(self) -> None:
         manager = self.manager
         assert manager.num_free_slots == manager.plan.num_slots - len(self.running)
+        for slot, request in self.running.items():
+            assert manager.generation(slot) == request.generation
 
     def every_visible_entry_is_the_requests_own_and_in_its_place(self) -> None:
         for slot, request in self.running.items():

@@ -41,7 +41,7 @@ def test_no_step_touches_a_tensor() -> None:
     with NoTorch():
         prepare_forward(manager, slots, [0, 0], [700, 128])
         prepare_forward(manager, slots, [700, 128], [500, 129])
-        manager.release_request(slots[0])
+        manager.release_request(slots[0], manager.generation(slots[0]))
     with pytest.raises(AssertionError, match="was called"), NoTorch():
         torch.zeros(1).item()
 
@@ -65,7 +65,7 @@ def test_memory_never_moves() -> None:
     slots = admit(manager, 3)
     prepare_forward(manager, slots, [0, 0, 0], [1000, 256, 3])
     prepare_forward(manager, slots, [1000, 256, 3], [10, 900, 3])
-    manager.release_request(slots[1])
+    manager.release_request(slots[1], manager.generation(slots[1]))
     admit(manager, 1)
     assert addresses() == before
 
@@ -185,7 +185,7 @@ def test_the_device_holds_the_hosts_blocks_after_any_moves(
             follow(manager, [slot], [tokens])
         elif running:
             slot = running.pop()
-            manager.release_request(slot)
+            manager.release_request(slot, manager.generation(slot))
     assert manager.device_tables is not None
     manager.device_tables.publish()
     manager.device_tables.check()
@@ -215,7 +215,7 @@ def test_only_cells_that_changed_are_brought_over() -> None:
         follow(manager, slots, [300, 128])  # three blocks and one
         follow(manager, slots, [301, 129])  # none
         follow(manager, slots, [384, 132])  # a second one for the second request
-        manager.release_request(slots[0])
+        manager.release_request(slots[0], manager.generation(slots[0]))
         follow(manager, slots[1:], [132])
     assert sizes == [2 * 4, 2 * 1, 2 * 3]  # where and what
 

@@ -47,7 +47,7 @@ class Cache:
                 self.resume(slot)
         elif what < 0.35 and self.tokens:
             slot = draw.choice(list(self.tokens))
-            manager.release_request(slot)
+            manager.release_request(slot, manager.generation(slot))
             del self.tokens[slot]
         elif what < 0.45 and self.resumes and len(self.tokens) > 1:
             self.exchange()

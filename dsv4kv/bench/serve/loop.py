@@ -71,7 +71,7 @@ class ServingLoop:
         self._active: Ids = np.empty(0, dtype=np.int64)  # in order of admission
         slots = manager.plan.num_slots
         self._position, self._prompt_left, self._output_left = np.zeros((3, slots), np.int64)
-        self._first_output, self._serial = np.zeros((2, slots), np.int64)
+        self._first_output, self._serial, self._generation = np.zeros((3, slots), np.int64)
         # blocks at full length
         self._reserved = np.zeros((len(manager.tables), slots), dtype=np.int64)
         self._stop = np.full(slots, NEVER)  # where the next prompt chunk ends at the latest
@@ -174,6 +174,7 @@ class ServingLoop:
         slot = self._manager.admit_request()
         self._recorder.keep("admit", start_ns)
         self._active = np.append(self._active, slot)
+        self._generation[slot] = self._manager.generation(slot)
         self._serial[slot] = self._admitted
         resumed = 0
         if self._contents is not None:
@@ -258,7 +259,7 @@ class ServingLoop:
             if self.reuse is not None:
                 self.reuse.end(slot)
             start_ns = self._recorder.now_ns()
-            self._manager.release_request(slot)
+            self._manager.release_request(slot, int(self._generation[slot]))
             self._recorder.keep("release", start_ns)
             self._active = self._active[self._active != slot]
             self._reserved[:, slot] = 0
@@ -310,7 +311,7 @@ class Requests:
         return self.manager.admit_request()
 
     def release(self, slot: int) -> None:
-        self.manager.release_request(slot)
+        self.manager.release_request(slot, self.manager.generation(slot))
 
     def place(self, slot: int, serial: int, tokens: int) -> None:
         """Let a request that was just admitted hold a prompt, its end written as served."""

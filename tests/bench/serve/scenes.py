@@ -162,8 +162,8 @@ def _watched(log: Log) -> Iterator[None]:
         log.admitted.append(owner[slot])
         return slot
 
-    def release_request(slot: int) -> None:
-        release(slot)
+    def release_request(slot: int, generation: int) -> None:
+        release(slot, generation)
         log.released.append(owner.pop(slot))
 
     def prepare(cache: KVCacheManager, slots: Any, before: Any, after: Any) -> None:

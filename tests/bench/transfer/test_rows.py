@@ -42,7 +42,7 @@ def running(manager: KVCacheManager, tokens: int, *, seed: int = 0) -> int:
     random = np.random.default_rng(seed)
     for slot, held in enumerate(manager.tokens.tolist()):
         if held:
-            manager.release_request(slot)
+            manager.release_request(slot, manager.generation(slot))
     slots = [manager.admit_request() for _ in range(int(random.integers(1, 3)))]
     for length in random.integers(1, tokens + 2, 2 * len(slots)).tolist():
         for slot in slots:
@@ -117,7 +117,7 @@ def test_rows_are_the_same_in_another_cache(
         running(target, 64, seed=tokens)
         there = moved(source, slot, target, tokens)
         assert rows_of(target, there, tokens) == rows_of(source, slot, tokens), tokens
-        target.release_request(there)
+        target.release_request(there, target.generation(there))
 
 
 @examples(100)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from dsv4kv.bench.block_system import Batch
-from dsv4kv.bench.slot_system import SlotAllocator, SlotCache
+from dsv4kv.bench.block_system import RoutingStore
+from dsv4kv.bench.slot_system import KvRows, SlotAllocator, SlotScheduler
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.manager import BlockTable
 from dsv4kv.cli import app
@@ -57,6 +57,13 @@ def test_json_has_every_row_with_its_unit(whole: tuple[list[str], dict[str, Any]
             assert row["unit"] in ("B", "tokens", "blocks", "requests")
 
 
+def test_systems_can_be_run_one_by_one() -> None:
+    result = systems("--set", "run=slots", "--json", "-")
+    assert (result.exit_code, result.stderr) == (0, "")
+    document = json.loads(result.stdout)
+    assert [system["system"] for system in document["systems"]] == ["slots"]
+
+
 def test_blocks_that_hold_no_conversation_are_refused_before_anything_is_run() -> None:
     result = systems("--axis", "blocks.block_tokens=16,8")
     assert (result.exit_code, result.stdout) == (2, "")
@@ -66,7 +73,7 @@ def test_blocks_that_hold_no_conversation_are_refused_before_anything_is_run() -
 # ---- planted defects ----------------------------------------------------------------------------
 
 
-def short_copy(rows: SlotCache, source: int, target: int, tokens: int) -> None:
+def short_copy(rows: KvRows, source: int, target: int, tokens: int) -> None:
     rows.kv[target, : tokens - 1] = rows.kv[source, : tokens - 1]
 
 
@@ -76,8 +83,8 @@ def no_new_version(slots: SlotAllocator) -> Any:
     return slot
 
 
-def a_token_too_late(cache: SlotCache, tokens: Any, found: Any) -> Any:
-    seat = ORIGINAL[SlotCache](cache, tokens, found)
+def a_token_too_late(scheduler: SlotScheduler, tokens: Any, found: Any) -> Any:
+    seat = ORIGINAL[SlotScheduler](scheduler, tokens, found)
     return replace(seat, start=seat.start + 1) if seat and seat.start else seat
 
 
@@ -86,9 +93,8 @@ def a_block_too_far(pool: BlockPool, hashes: Any) -> Any:
     return found[::-1].copy()
 
 
-def other_experts(batch: Batch, request: Any) -> None:
-    ORIGINAL[Batch](batch, request)
-    batch.experts[request.blocks] += 1
+def forgets_a_place(store: RoutingStore, ids: Any, routing: Any, first: int = 0) -> None:
+    ORIGINAL[RoutingStore](store, ids, routing[::-1] + 1, first)
 
 
 def one_row_off(**tensors: Any) -> None:
@@ -104,9 +110,9 @@ def leaks(table: BlockTable, slot: int) -> Any:
 
 ORIGINAL: dict[object, Callable[..., Any]] = {
     SlotAllocator: SlotAllocator.alloc,
-    SlotCache: SlotCache.begin,
+    SlotScheduler: SlotScheduler.begin,
     BlockPool: BlockPool.find,
-    Batch: Batch._compute,
+    RoutingStore: RoutingStore.store,
     cpu: cpu.gather_window,
     BlockTable: BlockTable.clear,
 }
@@ -115,11 +121,11 @@ ORIGINAL: dict[object, Callable[..., Any]] = {
 @pytest.mark.parametrize(
     ("owner", "method", "defect", "system"),
     [
-        (SlotCache, "copy", short_copy, "slots"),
+        (KvRows, "copy", short_copy, "slots"),
         (SlotAllocator, "alloc", no_new_version, "slots"),
-        (SlotCache, "begin", a_token_too_late, "slots"),
+        (SlotScheduler, "begin", a_token_too_late, "slots"),
         (BlockPool, "find", a_block_too_far, "blocks"),
-        (Batch, "_compute", other_experts, "blocks"),
+        (RoutingStore, "store", forgets_a_place, "blocks"),
         (cpu, "gather_window", one_row_off, "pools"),
         (BlockTable, "clear", leaks, "pools"),
     ],

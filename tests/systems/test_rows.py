@@ -6,57 +6,104 @@ import numpy as np
 import pytest
 
 from dsv4kv.bench import slot_system as sl
+from tests.systems.small import insert_row
+
+
+def row(*tokens: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(tokens, dtype=np.int32)
+
+
+def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
+    rows = sl.PrefixCacheManager(10, lambda _: 1)
+    insert_row(rows, row(1, 1, 1, 1, 1), 0, 1)
+    insert_row(rows, row(2, 2, 2, 2, 2), 1, 1)
+    rows.find(row(1))
+    insert_row(rows, row(3, 3, 3), 2, 1)
+    assert rows.tree.cached == 10
+    # Of the first prompt only its first token was used, and of old chains the end goes first.
+    assert [rows.tree.match_length([t] * 5) for t in (1, 2, 3)] == [2, 5, 3]
+
+
+def test_a_row_that_was_handed_out_again_is_not_found() -> None:
+    slots = sl.SlotAllocator(2)
+    rows = sl.PrefixCacheManager(100, slots.version)
+    slot = slots.alloc()
+    insert_row(rows, row(1, 2, 3), slot, slots.version(slot))
+    slots.free(slot)
+    assert rows.find(row(1, 2, 3)) == sl.Found(3, slot, 1)
+    assert slots.alloc() == slot
+    assert rows.find(row(1, 2, 3)) == sl.Found()
+
+
+def test_what_an_older_row_still_holds_is_found_when_the_newer_one_is_gone() -> None:
+    slots = sl.SlotAllocator(3)
+    rows = sl.PrefixCacheManager(100, slots.version)
+    older, newer = slots.alloc(), slots.alloc()
+    insert_row(rows, row(1, 2, 3), older, 1)
+    insert_row(rows, row(1, 2, 3, 4), newer, 1)
+    assert rows.find(row(1, 2, 3, 4)) == sl.Found(4, newer, 1)
+    slots.free(newer)
+    assert slots.alloc() == newer
+    assert rows.find(row(1, 2, 3, 4)) == sl.Found(3, older, 1)
+    insert_row(rows, row(1, 9), newer, 2)
+    assert rows.find(row(1, 2)) == sl.Found(2, older, 1)
+
+
+# ---- seats -------------------------------------------------------------------------------------
 
 SLOTS = 4
 Text = tuple[int, ...]
 
 
-class Scene(sl.SlotCache):
+class Scene:
     """Slots whose content is known, and a plain list of what was recorded of each version."""
 
     def __init__(self, capacity: int = 10**6) -> None:
-        super().__init__(SLOTS, 16, capacity)
+        self.slots = sl.SlotAllocator(SLOTS)
         self.content: list[Text] = [()] * SLOTS
+        self.cache = sl.PrefixCacheManager(capacity, self.slots.version)
+        self.scheduler = sl.SlotScheduler(self.slots, self.cache, self.copy)
         self.recorded: list[tuple[int, int, Text]] = []
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         self.content[target] = self.content[source][:tokens] + self.content[target][tokens:]
 
-    def look_up(self, text: Text) -> sl.Found:
-        return self.find(np.array(text, np.int32))
+    def find(self, text: Text) -> sl.Found:
+        return self.cache.find(row(*text))
 
-    def seat(self, text: Text, found: sl.Found) -> sl.Seat | None:
+    def begin(self, text: Text, found: sl.Found) -> sl.Seat | None:
         """Seat a prompt and compute what is missing."""
-        seat = self.begin(np.array(text, np.int32), found)
+        seat = self.scheduler.begin(row(*text), found)
         if seat is not None:
             assert self.content[seat.slot][: seat.start] == text[: seat.start]
-            self.write(seat, text)
-            self.record(seat, np.array(text, np.int32))
+            rest = self.content[seat.slot][len(text) :]
+            self.content[seat.slot] = text + rest  # what an earlier one wrote behind stays
+            self.scheduler.record(seat, row(*text))
+            self.note(seat, text)
         return seat
 
-    def leave(self, seat: sl.Seat, text: Text) -> None:
-        self.write(seat, text)
-        self.end(seat, np.array(text, np.int32))
+    def end(self, seat: sl.Seat, text: Text) -> None:
+        self.content[seat.slot] = text + self.content[seat.slot][len(text) :]
+        self.scheduler.end(seat, row(*text))
+        self.note(seat, text)
 
-    def write(self, seat: sl.Seat, text: Text) -> None:
-        rest = self.content[seat.slot][len(text) :]  # what an earlier one wrote behind stays
-        self.content[seat.slot] = text + rest
+    def note(self, seat: sl.Seat, text: Text) -> None:
         self.recorded.append((seat.slot, self.slots.version(seat.slot), text))
 
     def serve(self, text: Text) -> sl.Seat:
-        seat = self.seat(text, self.look_up(text[:-1]))
+        seat = self.begin(text, self.find(text[:-1]))
         assert seat is not None
-        self.leave(seat, text)
+        self.end(seat, text)
         return seat
 
     def plain_length(self, text: Text) -> int:
         """Longest prefix that a slot of the recorded version holds."""
-        valid = [t for slot, version, t in self.recorded if self._is_valid(slot, version)]
+        valid = [t for slot, version, t in self.recorded if self.slots.version(slot) == version]
         return max((common(text, t) for t in valid), default=0)
 
     def check_recorded(self) -> None:
         for slot, version, text in self.recorded:
-            if self._is_valid(slot, version):
+            if self.slots.version(slot) == version:
                 assert self.content[slot][: len(text)] == text
 
 
@@ -66,14 +113,16 @@ def common(a: Text, b: Text) -> int:
     )
 
 
-def test_the_capacity_is_never_exceeded_and_the_oldest_goes() -> None:
-    scene = Scene(10)
-    for text in ((1,) * 5, (2,) * 5, (3,) * 3):
-        scene.serve(text)
-        scene.look_up((1,))
-    assert scene.tree.cached == 10
-    # Of the first prompt only its first token was used, and of old chains the end goes first.
-    assert [scene.tree.match_length([t] * 5) for t in (1, 2, 3)] == [2, 5, 3]
+def test_a_slot_that_changed_since_the_request_was_queued_makes_it_start_at_0() -> None:
+    scene = Scene()
+    scene.serve((1, 2, 3))
+    found = scene.find((1, 2, 3))
+    for number in range(SLOTS):
+        assert scene.begin((9, number), sl.Found()) is not None
+    scene.slots.free(0)
+    late = scene.begin((1, 2, 3, 4), found)
+    assert late is not None
+    assert (late.slot, late.start, late.copied) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("capacity", [10**6, 12])
@@ -86,14 +135,14 @@ def test_in_any_order_a_request_starts_where_a_plain_search_says(seed: int, capa
         match draw.randrange(3):
             case 0:
                 text = tuple(draw.randrange(2) for _ in range(draw.randint(2, 9)))
-                found = scene.look_up(text[:-1])
+                found = scene.find(text[:-1])
                 if capacity > 100:
                     assert found.length == scene.plain_length(text[:-1])
                 queued.append((text, found))
             case 1 if queued:
                 text, found = queued.pop(draw.randrange(len(queued)))
                 valid = found.length and scene.slots.version(found.slot) == found.version
-                seat = scene.seat(text, found)
+                seat = scene.begin(text, found)
                 if seat is None:
                     assert not scene.slots.free_count
                 elif not valid:
@@ -104,7 +153,5 @@ def test_in_any_order_a_request_starts_where_a_plain_search_says(seed: int, capa
                     running.append((seat, text))
             case 2 if running:
                 seat, text = running.pop(draw.randrange(len(running)))
-                scene.leave(
-                    seat, text + tuple(draw.randrange(2) for _ in range(draw.randrange(4)))
-                )
+                scene.end(seat, text + tuple(draw.randrange(2) for _ in range(draw.randrange(4))))
         scene.check_recorded()

@@ -124,6 +124,10 @@ class BlockPool:
         """Generations of blocks, shaped as ``ids``; ``NotOwner`` beyond the pool."""
         return self._generation[self._in_pool(as_ids(ids))]
 
+    def has_content(self, block: int) -> bool:
+        """Whether a block is held or cached."""
+        return 0 <= block < self.num_blocks and self._claims_at[block] & (_REFS | _HASHED) != 0
+
     def check_held(self, ids: Ids) -> None:
         """Raise ``NotOwner`` unless every block is held and none is named twice."""
         row = self._in_pool(as_ids(ids))

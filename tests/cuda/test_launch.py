@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.cuda.launch import device_of, pack
+from dsv4kv.ops.cuda.launch import OneStream, device_of, pack
 from dsv4kv.ops.launches import KernelModule, Launch
 from tests.cuda.launch_fill import OtherGpuTensor, on_gpu
 from tests.cuda.toolchain import needs_bindings
@@ -107,3 +108,14 @@ def test_tensors_that_no_kernel_can_take_are_refused(other: Tensor) -> None:
 def test_without_a_gpu_the_cpu_backend_is_advised() -> None:
     with pytest.raises(CudaUnavailable, match="torch sees none here"):
         launching.run(plan(on_gpu(torch.zeros(1))))
+
+
+def test_a_second_stream_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = (SimpleNamespace(cuda_stream=number) for number in (7, 7, 9))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: next(streams))
+    stream, gpu = OneStream(), torch.device("cuda", 0)
+    stream.check(torch.device("cpu"))
+    stream.check(gpu)
+    stream.check(gpu)
+    with pytest.raises(DeviceError, match="on stream 0x9, and earlier ones ran on 0x7"):
+        stream.check(gpu)

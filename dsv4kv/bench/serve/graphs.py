@@ -10,7 +10,7 @@ from dsv4kv.bench.serve import executor as ex
 from dsv4kv.bench.serve.inputs import InputBank, StepInputs
 from dsv4kv.cache.manager import DeviceTables, KVCacheManager
 from dsv4kv.cache.step import Step
-from dsv4kv.ops.cuda.launch import dependent_launches, foresee
+from dsv4kv.ops.cuda.launch import OneStream, dependent_launches, foresee
 from dsv4kv.ops.cuda.launch import run as launch
 from dsv4kv.ops.launches import KernelModule
 from dsv4kv.ops.launches.pages import plan_completed
@@ -45,7 +45,7 @@ class DecodeGraphs:
         """
         device, plan, engine = executor.device, manager.plan, executor.in_place
         assert manager.device_tables is not None
-        self._tables, self._dependent = manager.device_tables, dependent
+        self._tables, self._dependent, self._stream = manager.device_tables, dependent, OneStream()
         self._outputs = executor.outputs.another()
         self._longest_tokens = plan.max_context_tokens
         layers, tokens_each = executor.layers, 1 + plan.draft_tokens
@@ -70,6 +70,7 @@ class DecodeGraphs:
 
     def replay(self, graph: DecodeGraph, step: Step) -> None:
         """Run a step: its numbers in one transfer, then the graph; always on one stream."""
+        self._stream.check(self._inputs.window.device)
         self._step.fill(step)
         graph.replay()
 

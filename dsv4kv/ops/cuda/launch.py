@@ -110,6 +110,25 @@ def compile_ahead(modules: Iterable[KernelModule], device: torch.device) -> None
         _launcher().load(modules, device.index or 0)
 
 
+class OneStream:
+    """Refuses a second stream: what graphs captured shares its scratch memory."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+
+    def check(self, device: torch.device) -> None:
+        """Raise ``DeviceError`` on another stream than the first call's; nothing on a CPU."""
+        if device.type != "cuda":
+            return
+        current = torch.cuda.current_stream(device).cuda_stream
+        self._first = current if self._first is None else self._first
+        if current != self._first:
+            raise DeviceError(
+                f"a decode step on stream {current:#x}, and earlier ones ran on {self._first:#x}: "
+                "they share scratch memory, so run all steps of a cache on one stream."
+            )
+
+
 class Launcher:
     """Kernels through ``cuda.bindings`` in torch's contexts, each module loaded once a device."""
 

@@ -94,34 +94,34 @@ def check_contexts(config: BenchConfig, plan: CachePlan) -> None:
 
 
 def check_memory(
-    config: BenchConfig, plan: CachePlan, memory_bytes: int, *, on_host: bool = True
+    config: BenchConfig, plan: CachePlan, memory_bytes: int | None, device: CudaDevice | None
 ) -> None:
-    """Raise ``ConfigError`` where a run needs more memory than the machine has."""
+    """Raise ``ConfigError`` where a run needs more memory than the machine has, or the GPU free.
+
+    ``memory_bytes`` is the machine's; None where that is not known.
+    """
     blocks = sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups)
-    needed, advice = blocks * _HOST_BYTES_PER_BLOCK, "."
-    if config.workload.data == "real" and on_host:
-        needed += _data_bytes(config, plan)
-        advice = ", hold fewer layers (model.layers), or set workload.data to none."
+    on_host, on_gpu = blocks * _HOST_BYTES_PER_BLOCK, 0
+    real = config.workload.data == "real"
+    if real and device is None:
+        on_host += _data_bytes(config, plan)
     else:
-        needed += sum(pool.total_bytes for pool in plan.pools if pool.name == "tables")
-    if needed > memory_bytes:
-        raise ConfigError(
-            f"this run needs {format_bytes(needed)} and the machine has "
-            f"{format_bytes(memory_bytes)}{_advise(config, plan, needed, memory_bytes)}{advice}"
-        )
-
-
-def check_device_memory(config: BenchConfig, plan: CachePlan, device: CudaDevice) -> None:
-    """Raise ``ConfigError`` where a run needs more memory than the GPU has free."""
-    needed = _data_bytes(config, plan)
-    needed += 2 * _output_bytes(plan, config.workload.concurrency)  # graphs have their own
-    if needed > device.free_bytes:
-        raise ConfigError(
-            f"this run needs {format_bytes(needed)} of GPU memory and "
-            f"{format_bytes(device.free_bytes)} are free"
-            f"{_advise(config, plan, needed, device.free_bytes)}, or hold fewer layers "
-            "(model.layers)."
-        )
+        on_host += sum(pool.total_bytes for pool in plan.pools if pool.name == "tables")
+    if device is not None:
+        # graphs have their own outputs
+        on_gpu = _data_bytes(config, plan) + 2 * _output_bytes(plan, config.workload.concurrency)
+    for needed, held, needs, has in (
+        (on_host, memory_bytes, "", "the machine has {}"),
+        (on_gpu, device.free_bytes if device else None, " of GPU memory", "{} are free"),
+    ):
+        if held is not None and needed > held:
+            there, placed = has.format(format_bytes(held)), config.workload.context
+            lower = "workload.context" if placed else "cache.max_context_tokens, cache.num_blocks"
+            fewer = ", hold fewer layers (model.layers), or set workload.data to none"
+            raise ConfigError(
+                f"this run needs {format_bytes(needed)}{needs} and {there}: lower {lower} or "
+                f"workload.concurrency{fewer if real else ''}."
+            )
 
 
 def _data_bytes(config: BenchConfig, plan: CachePlan) -> int:
@@ -133,19 +133,6 @@ def _data_bytes(config: BenchConfig, plan: CachePlan) -> int:
     each = sum(at_whole_block(schema).slot_bytes for schema in plan.schemas)
     checkpoints = 0 if prefix.index == "none" else prefix.checkpoints * each
     return plan.total_bytes + checkpoints + 2 * config.measure.memcpy_bytes + angles
-
-
-def _advise(config: BenchConfig, plan: CachePlan, needed: int, memory_bytes: int) -> str:
-    """What to lower; where contexts are placed also how many would fit."""
-    workload = config.workload
-    if not workload.context:
-        return ": lower cache.max_context_tokens, cache.num_blocks or workload.concurrency"
-    each = plan.total_bytes // plan.num_slots
-    left = max(0, plan.num_slots - -(-(needed - memory_bytes) // each))
-    return (
-        f", enough for {left} contexts of {workload.placed_tokens:,} tokens: lower "
-        "workload.context or workload.concurrency"
-    )
 
 
 def _output_bytes(plan: CachePlan, requests: int) -> int:

@@ -44,7 +44,6 @@ from dsv4kv.ops.check import check_again, check_scenes, foreign_scenes, read_by,
 from dsv4kv.ops.scenes import scenes_of
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.ops.storage import PageStore
-from dsv4kv.ops.work import StepWork
 from dsv4kv.runs.parts import Temperature
 from dsv4kv.runs.points import make_case
 from dsv4kv.runs.schema import Case, NotMeasured, Operation
@@ -222,7 +221,7 @@ def _measure(
     calls, turns = _make_calls(executor, timer, figure)
     layer, step, tokens = figure.stages[0]
     after = np.full(step.num_requests, tokens)
-    work = StepWork(executor.counted, after, after - 1)
+    work = executor.work(after, after - 1)
     operation, indexer = figure.operation
     entries, moved, flops = work.of(operation, layer.schema, indexer=indexer)
     places = len(figure.stages)  # calls on other pages, rings and states than any before
@@ -368,10 +367,7 @@ class OperationBench:
         if shape.topk:
             model = plan.config.model_copy(update={"index_topk": shape.topk})
             plan = replace(plan, config=model)
-        if self.device:
-            bd.check_device_memory(config, plan, self.device)
-        elif memory_bytes:
-            bd.check_memory(config, plan, memory_bytes)
+        bd.check_memory(config, plan, memory_bytes, self.device)
         torch.set_num_threads(config.measure.threads)
         executor = self._build(config, plan)
         backends = list({each.name: each for each in (self.own, self.resolved)}.values())

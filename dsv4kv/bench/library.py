@@ -4,19 +4,17 @@ A prefix is whole blocks: a page of every family for each, and the windows and s
 A manifest, written last, makes it a resume point: what has none is not found. It has the digest of
 every object, and what is read must have that digest before a request may use it.
 
-A name is ``<namespace>/<key>.<family>``. The namespace stands for model, weights, formats and
-layout; bytes of another have equal sizes and mean something else. The key is SGLang 0.5.23's page
-hash: SHA-256 over the key before, nothing for the first, and the page's tokens as little-endian
-32-bit numbers.
+A name is ``<key>.<family>``: a store is of one model with its weights, formats and layout. The key
+is SGLang 0.5.23's page hash: SHA-256 over the key before, nothing for the first, and the page's
+tokens as little-endian 32-bit numbers.
 """
 
 import errno
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -30,7 +28,7 @@ from dsv4kv.cache.blocks import Ids
 from dsv4kv.cache.manager import prepare_forward
 from dsv4kv.errors import CacheError, StoreFull, StoreUnavailable
 from dsv4kv.files import make_folder, replacing
-from dsv4kv.model.plan import CachePlan, Family, Kept, families_in
+from dsv4kv.model.plan import Family, Kept
 
 Bytes = NDArray[np.uint8]  # uint8[n], contiguous: a view of the caller's memory, never kept
 
@@ -125,7 +123,7 @@ class FileStore:
 
     def _path(self, name: str) -> str:
         fan = xxhash.xxh3_64_intdigest(name.encode()) & 0xFF
-        return f"{self.folder}/{fan:02x}/{name.replace('/', '~')}.kv"
+        return f"{self.folder}/{fan:02x}/{name}.kv"
 
     def _put(self, path: Path, data: Bytes) -> None:
         path.parent.mkdir(0o700, exist_ok=True)
@@ -179,38 +177,22 @@ def page_digests(tokens: ArrayLike, page_tokens: int) -> list[bytes]:
     return digests
 
 
-def namespace_of(plan: CachePlan, revision: str) -> str:
-    """32 digits for caches whose bytes mean the same: objects of others may have equal sizes.
-
-    ``revision``: of the weights, which fill the same layout with other numbers.
-    """
-    layout = {
-        "config": plan.config.model_dump(mode="json"),
-        "families": [asdict(family) for family in families_in(plan.schemas)],
-        "hadamard": plan.hadamard,
-        "rope": plan.rope,
-    }
-    facts = {"model": plan.config.name, "revision": revision, "layout": layout}
-    return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-
-
 class Prefix:
     """The whole blocks of a prompt, as stores know them by their keys."""
 
-    def __init__(self, namespace: str, tokens: ArrayLike, block_tokens: int) -> None:
+    def __init__(self, tokens: ArrayLike, block_tokens: int) -> None:
         self.keys = [digest.hex() for digest in page_digests(tokens, block_tokens)]
-        self._stems = [f"{namespace}/{key}." for key in self.keys]
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def name(self, what: str, blocks: int) -> str:
         """The name of what belongs to the end of its first blocks: of a family, or a manifest."""
-        return self._stems[blocks - 1] + what
+        return f"{self.keys[blocks - 1]}.{what}"
 
     def names(self, what: str, blocks: int) -> list[str]:
         """Names of what belongs to the ends of its first blocks, each."""
-        return [stem + what for stem in self._stems[:blocks]]
+        return [f"{key}.{what}" for key in self.keys[:blocks]]
 
 
 def digest(data: Bytes) -> bytes:
@@ -244,9 +226,8 @@ class _Piece:
 class Library:
     """Prefixes of one cache in a store; raises ``StoreUnavailable`` as the store does."""
 
-    def __init__(self, cache: CacheBytes, store: Store, *, revision: str) -> None:
+    def __init__(self, cache: CacheBytes, store: Store) -> None:
         self.cache, self.store = cache, store
-        self.namespace = namespace_of(cache.manager.plan, revision)
         self.block_tokens = cache.manager.plan.schemas[0].block_tokens
         needed = [each for each in cache.families.values() if each.objects(self.block_tokens)]
         self._pages = [family for family in needed if family.kept is Kept.PAGES]
@@ -258,7 +239,7 @@ class Library:
 
     def prefix(self, tokens: ArrayLike) -> Prefix:
         """A prompt's token ids as stores know them."""
-        return Prefix(self.namespace, tokens, self.block_tokens)
+        return Prefix(tokens, self.block_tokens)
 
     def clear(self) -> None:
         self.store.delete(self._written)
@@ -281,13 +262,8 @@ class Library:
         return ends
 
     def store_prefix(self, prefix: Prefix, slot: int) -> None:
-        """Store what a request holds; raises ``CacheError`` unless that is the prefix."""
-        tokens, end = int(self.cache.manager.tokens[slot]), len(prefix)
-        if not tokens or tokens != end * self.block_tokens:
-            raise CacheError(
-                f"slot {slot} has {tokens} tokens and the prefix {end} blocks of "
-                f"{self.block_tokens}: give the tokens that the request has, in whole blocks."
-            )
+        """Store what a request holds, whose tokens are those of the prefix."""
+        end = len(prefix)
         digests = dict[str, bytes]()
         for pieces in self._pieces(prefix, slot, end):
             for each in pieces:

@@ -72,47 +72,36 @@ def rows_needed(family: Family, tokens: int, window_tokens: int) -> range:
     return range(open_from, tokens)
 
 
-@dataclass(frozen=True)
-class Descriptors:
-    """Stretches of bytes: int64[n] each, of one layer's pool here and there."""
-
-    source: Ids
-    target: Ids
-    lengths: Ids
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-
 def describe(
     source: Geometry, source_ids: Ids, target: Geometry, target_ids: Ids, rows: range
-) -> Descriptors:
+) -> Ids:
     """Stretches of one layer that hold ``rows``, as they come: a page's, page after page.
 
-    Whole pages of one size are one stretch each, padding included, so that neighbours touch.
+    int64[n, 3] of source and target in the layer's pools, and bytes. Whole pages of one size are
+    one stretch each, padding included, so that neighbours touch.
     """
     first, last = _cut(rows, source.rows, target.rows)
     whole = (last - first == source.rows) & (source == target)
     pages = first[whole]
-    found = [(_pages(source, source_ids, pages), _pages(target, target_ids, pages))]
-    lengths = [np.full(len(pages), source.page_bytes)]
+    both = _pages(source, source_ids, pages), _pages(target, target_ids, pages)
+    found = [(*both, np.full(len(pages), source.page_bytes))]
     first, last = first[~whole], last[~whole]
     for mine, theirs in zip(source.areas, target.areas, strict=True):
         here = _places(source, mine, source_ids, first)
-        found.append((here, _places(target, theirs, target_ids, first)))
-        lengths.append((last - first) * mine.row_bytes)
-    starts, targets = (np.concatenate(each) for each in zip(*found, strict=True))
-    return Descriptors(starts, targets, np.concatenate(lengths))
+        there = _places(target, theirs, target_ids, first)
+        found.append((here, there, (last - first) * mine.row_bytes))
+    return np.stack([np.concatenate(each) for each in zip(*found, strict=True)], axis=1)
 
 
-def coalesce(each: Descriptors) -> Descriptors:
-    """Neighbours on both sides as one stretch, in the order of the source."""
-    order = np.argsort(each.source, kind="stable")
-    source, target, lengths = each.source[order], each.target[order], each.lengths[order]
-    parted = (np.diff(source) != lengths[:-1]) | (np.diff(target) != lengths[:-1])
-    heads = np.flatnonzero(np.concatenate([[True], parted])[: len(source)])
-    merged = np.add.reduceat(lengths, heads) if len(heads) else lengths
-    return Descriptors(source[heads], target[heads], merged)
+def coalesce(stretches: Ids) -> Ids:
+    """Neighbours on both sides as one stretch, in the order of the source: int64[n, 3]."""
+    ordered = stretches[np.argsort(stretches[:, 0], kind="stable")]
+    parted = (np.diff(ordered[:, :2], axis=0) != ordered[:-1, 2:]).any(axis=1)
+    heads = np.flatnonzero(np.concatenate([[True], parted])[: len(ordered)])
+    merged = ordered[heads]
+    if len(heads):
+        merged[:, 2] = np.add.reduceat(ordered[:, 2], heads)
+    return merged
 
 
 def stretches(geometry: Geometry, ids: Ids, rows: range) -> Iterator[slice]:

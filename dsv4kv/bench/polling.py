@@ -7,7 +7,8 @@ does not answer is ``absent``, with the reason.
 import json
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -24,10 +25,10 @@ def _power(nvml: Any, gpu: Any) -> int:
 
 
 def _reasons(nvml: Any, gpu: Any) -> int:
-    """Bits that say why clocks are not higher; older libraries call them throttle reasons."""
+    """Bits that say why clocks are not higher; older drivers call them throttle reasons."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
-    except (AttributeError, nvml.NVMLError_FunctionNotFound):
+    except nvml.NVMLError_FunctionNotFound:
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
 
 
@@ -58,6 +59,19 @@ class GpuGone(Exception):
     """There is no such GPU, or no longer; the message says why."""
 
 
+def _ask(readers: Mapping[str, Callable[[], int | None]], absent: dict[str, str]) -> Answers:
+    """Answers by name; what does not answer is ``absent``, with the reason."""
+    found: Answers = {}
+    for name, read in readers.items():
+        try:
+            found[name] = read()
+        except GpuGone:
+            raise
+        except Exception as error:  # functions and their answers change between versions
+            absent[name] = getattr(error, "strerror", "") or str(error) or type(error).__name__
+    return found
+
+
 class NvmlGpu:
     """One GPU, by the UUID that CUDA knows it by: NVML numbers them otherwise than CUDA does."""
 
@@ -75,18 +89,18 @@ class NvmlGpu:
 
     def ask(self, kind: str) -> Answers:
         """Answers by name, of ``often`` or ``seldom``; raises ``GpuGone``."""
-        found: Answers = {}
-        for name, read in self._readers[kind].items():
-            try:
-                found[name] = read(self._nvml, self._gpu)
-            except (AttributeError, TypeError, ValueError, IndexError) as error:
-                # functions and their answers change from version to version of the package
-                self.absent[name] = f"this nvidia-ml-py answers otherwise ({error})"
-            except self._nvml.NVMLError as error:
-                if error.value in {getattr(self._nvml, f"NVML_ERROR_{each}") for each in _GONE}:
-                    raise GpuGone(f"NVML: {error}") from None
-                self.absent[name] = str(error)
-        return found
+        readers = self._readers[kind]
+        return _ask(
+            {name: partial(self._read, each) for name, each in readers.items()}, self.absent
+        )
+
+    def _read(self, read: Reader) -> int | None:
+        try:
+            return read(self._nvml, self._gpu)
+        except self._nvml.NVMLError as error:
+            if error.value in {getattr(self._nvml, f"NVML_ERROR_{each}") for each in _GONE}:
+                raise GpuGone(f"NVML: {error}") from None
+            raise
 
     def _find(self, uuid: str) -> Any:
         bare = uuid.removeprefix(_PREFIXES[0]).removeprefix(_PREFIXES[1])
@@ -123,15 +137,7 @@ class HostReader:
             "machine_busy_ns": lambda: _busy_ns(psutil.cpu_times()),
             "own_cpu_ns": lambda: _busy_ns(psutil.Process(self._pid).cpu_times()),
         }
-        found: Answers = {}
-        for name, read in readers.items():
-            try:
-                found[name] = read()
-            except OSError as error:
-                self.absent[name] = error.strerror or str(error)
-            except (psutil.Error, RuntimeError, ValueError, TypeError, AttributeError) as error:
-                self.absent[name] = getattr(error, "msg", "") or "not in the expected format"
-        return found
+        return _ask(readers, self.absent)
 
     def _clock_mhz(self) -> int:
         # psutil reads the clock of every CPU, hundreds of files on a server at every poll

@@ -24,7 +24,6 @@ from dsv4kv.ops.cuda.launch import foresee
 from dsv4kv.ops.launches import Launch
 from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.spec import OPERATIONS, Backend, choose
-from dsv4kv.ops.work import StepWork
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def plan_step(config: BenchConfig, card: Card, tokens: int) -> list[Planned]:
         raise CudaUnavailable("workload.decode is eager: no step is captured, so none is planned.")
     marks, found = captured[0]  # of the largest batch
     after = np.full(config.workload.concurrency, tokens)
-    work = StepWork(executor.counted, after, after - 1)
+    work = executor.work(after, after - 1)
     listed = [
         (name, indexer, layer)
         for layer in executor.layers

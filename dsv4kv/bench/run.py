@@ -174,15 +174,12 @@ def set_up(config: BenchConfig, memory_bytes: int | None) -> Setup:
     device = find_device(config.device) if real else None
     if real:
         bd.check_data_path(plan)
-    if memory_bytes is not None:
-        bd.check_memory(config, plan, memory_bytes, on_host=device is None)
-    if device is not None:
-        bd.check_device_memory(config, plan, device)
+    bd.check_memory(config, plan, memory_bytes, device)
     resolved = bd.resolve(config, device)
     if resolved.foreign and real:
         where = device.device if device else torch.device("cpu")
         if wrong := check_backend(resolved, plan, where, config.measure.seed):
-            sentences = "\n".join(map(str, wrong))
+            sentences = "\n".join(wrong)
             raise VerificationError(f"{sentences}\nNothing was timed.")
     recorder = Recorder()
     manager = bd.build_manager(config, plan, device)

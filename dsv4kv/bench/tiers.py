@@ -154,7 +154,7 @@ def _measure(
 
     Then both go on, and every bit of both is compared: a sentence for what differs.
     """
-    library = Library(cache, store, revision="drawn")
+    library = Library(cache, store)
     stayed, back = requests.admit(), requests.admit()
     requests.place(stayed, _SERIAL, tokens)
     times = list[list[int]]()

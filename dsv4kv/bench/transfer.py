@@ -26,7 +26,6 @@ from dsv4kv.bench.build import build_drive, build_manager, check_data_path, plan
 from dsv4kv.bench.device import timed_ns
 from dsv4kv.bench.objects import (
     CacheBytes,
-    Descriptors,
     Geometry,
     coalesce,
     describe,
@@ -335,17 +334,16 @@ def plan_read(memory: Memory, manifest: Manifest, slot: int, name: str) -> Read:
     ids, rows, theirs = memory.units(family, slot, manifest.tokens), offered.rows, offered.ids
     first, pieces = memory.numbers[name], 0
     places, into = list[Ids](), list[memoryview]()
-    found: Descriptors | None = None
+    found: Ids | None = None
     for i in range(len(family.layers)):
         if found is None or (ids[i] != ids[i - 1]).any() or (theirs[i] != theirs[i - 1]).any():
             each = describe(offered.geometry, theirs[i], ours, ids[i], rows)
             found = coalesce(each)
         pieces += len(each)
         number = np.full(len(found), offered.first_region + i)
-        places.append(np.stack([number, found.source, found.lengths], axis=1))
+        places.append(np.stack([number, found[:, 0], found[:, 2]], axis=1))
         pool = memory.regions[first + i]
-        starts, ends = found.target.tolist(), (found.target + found.lengths).tolist()
-        into += [pool[start:end] for start, end in zip(starts, ends, strict=True)]
+        into += [pool[start : start + size] for _, start, size in found.tolist()]
     merged = np.concatenate(places)
     row_bytes = sum(area.row_bytes for area in offered.geometry.areas)
     useful = len(rows) * row_bytes * len(family.layers)

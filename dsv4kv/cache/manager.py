@@ -40,8 +40,6 @@ class BlockTable:
         # the same ids in every lane; ``NO_BLOCK`` beyond what is held
         self.blocks = np.full((group.lanes, num_slots, width), NO_BLOCK, dtype=np.int32)
         self.held = np.zeros(num_slots, dtype=np.int64)  # blocks of each slot
-        # how often each slot gave blocks back: entries computed before may be another's since
-        self.returns = np.zeros(num_slots, dtype=np.int64)
         # written since they were last copied to the device; None without such a copy
         self.changes: list[Cells] | None = None
         block_tokens = group.ratio * group.entries_per_block
@@ -80,11 +78,10 @@ class BlockTable:
         """Give back, then take what ``missing`` returned."""
         if not np.count_nonzero(lacking):
             return
-        held, growth, shrinks = self.held[slots], lacking, lacking < 0
-        if np.count_nonzero(shrinks):
+        held, growth = self.held[slots], lacking
+        if np.count_nonzero(lacking < 0):
             rows, columns = self._surplus(slots, lacking)
             self.allocator.release(self.blocks[0, rows, columns])
-            self.returns[slots[shrinks]] += 1
             self.blocks[:, rows, columns] = NO_BLOCK
             self._note(rows, columns)
             growth = np.maximum(lacking, 0)
@@ -107,7 +104,6 @@ class BlockTable:
         if not held:
             return
         self.allocator.release(self.blocks[0, slot, :held])
-        self.returns[slot] += 1
         self.blocks[:, slot, :held] = NO_BLOCK
         self._note(np.full(held, slot), np.arange(held))
         self.held[slot] = 0
@@ -324,10 +320,6 @@ class KVCacheManager:
         """Generation of a slot: grows with every request admitted to it."""
         return int(self._slots.generation(np.array([slot]))[0])
 
-    def generations(self, slots: Ids) -> Ids:
-        """Generations of slots, int64 like ``slots``."""
-        return self._slots.generation(slots)
-
     def check_running(self, slots: Ids) -> None:
         """Raise ``NotOwner`` unless a request runs in every slot and none is named twice."""
         self._slots.check_held(slots)
@@ -430,13 +422,6 @@ class CompressedCache:
     @property
     def is_pooled(self) -> bool:
         return self.state is not None
-
-    @cached_property
-    def max_append_tokens(self) -> int:
-        """Most tokens of a request between flushes: more would overwrite what a flush reads."""
-        assert self.compressor is not None
-        assert self.state is not None
-        return 1 if self.state.dim() == 3 else self.state.shape[2] - self.compressor.rows + 1
 
 
 @dataclass(frozen=True)

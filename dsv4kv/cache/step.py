@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from dsv4kv.cache.manager import BlockTable, EntryGroup, KVCacheManager, stage
-from dsv4kv.errors import CacheError, NotOwner
+from dsv4kv.errors import CacheError
 
 EntryFamily = tuple[BlockTable, int, int]
 """Table, ratio and entries per block: the entries of its lanes are worked out together."""
@@ -46,12 +46,10 @@ class Step:
     completed: Mapping[EntryGroup, Completed]  # the tokens that complete an entry, by group
     # int64[T], request (0 … B − 1) of every token, on the host; empty in ``room``
     request_ids: Tensor
-    max_request_tokens: int  # most tokens of one request
     # slot and position of the first token; of a ``room`` nothing
     first_token: tuple[int, int] = (0, 0)
     # where kernels work entries out, int64[lanes, T] each; only in ``room``
     families: Mapping[EntryFamily, Tensor] = field(default_factory=dict)
-    _owner: tuple[KVCacheManager, bytes] | None = None
     _numbers: Tensor | None = None
 
     @property
@@ -104,9 +102,7 @@ class Step:
             entries=entries,
             completed=completed,
             request_ids=torch.from_numpy(ids),
-            max_request_tokens=int(counts.max()),
             first_token=(int(slots[0]), int(positions[0])),
-            _owner=(manager, _identity(manager, slots)),
         )
 
     @classmethod
@@ -138,7 +134,6 @@ class Step:
             entries={g: families[g[0], g[2], g[3]][g[1]] for g in groups},
             completed={},
             request_ids=torch.empty(0, dtype=torch.int64),
-            max_request_tokens=tokens_each,
             families=families,
             _numbers=numbers,
         )
@@ -147,7 +142,7 @@ class Step:
 
     def first(self, requests: int) -> "Step":
         """The numbers of the first requests of a ``room``; shares its memory."""
-        tokens = requests * self.max_request_tokens
+        tokens = requests * (self.num_tokens // self.num_requests)
         step = self._changed(lambda each: each[:requests], lambda each: each[:tokens])
         numbers = step.token_slots, step.positions
         done = {group: Completed(*numbers, each) for group, each in step.entries.items()}
@@ -202,21 +197,3 @@ class Step:
         sizes = [len(each) for each in given]
         staged = iter(torch.split_with_sizes(stage(torch.cat(given), device), sizes))
         return self._changed(lambda _: next(staged), lambda _: next(staged))
-
-    def check_current(self) -> None:
-        """Raise ``NotOwner`` if a request has left its slot or was prepared otherwise since.
-
-        Its blocks may then belong to another request. For a step of ``Step.of``, on the host.
-        """
-        if self._owner is None:
-            return
-        manager, identity = self._owner
-        if _identity(manager, self.request_slots.numpy()) != identity:
-            raise NotOwner(
-                "a request of this step has left its slot or moved on since: make a new step."
-            )
-
-
-def _identity(manager: KVCacheManager, slots: NDArray[np.int64]) -> bytes:
-    returns = [table.returns[slots] for table in manager.tables]
-    return np.stack([manager.tokens[slots], manager.generations(slots), *returns]).tobytes()

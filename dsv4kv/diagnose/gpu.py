@@ -69,10 +69,7 @@ def examine_gpu(settings: Sequence[str] = _SETTINGS) -> GpuReport:
         raise CudaUnavailable("doctor --check-gpu looks at a GPU, and device cuda is none here.")
     configs = {name: load_config("gpu", [*settings, *own]).config for name, own in STEPS.items()}
     scenes = scenes_of(plan_from(configs["engine"]), _SEED)
-    wrong = [
-        f"{each.operation} on {each.subject}: {each.problem}"
-        for each in check_scenes("cuda", cuda, scenes, device.device, _SEED)
-    ]
+    wrong = list(check_scenes("cuda", cuda, scenes, device.device, _SEED))
     cases = {name: run_case({}, config, lambda _: None) for name, config in configs.items()}
     for name, case in cases.items():
         wrong += [f"a {name} step: {case.error}"] if case.error else []

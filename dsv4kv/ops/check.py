@@ -56,19 +56,6 @@ _AXES = {"B": "request", "T": "token", "H": "head", "D": "channel"}
 _TURNED = 1024  # pages that are copied at a time, as their order is turned
 
 
-@dataclass(frozen=True)
-class Disagreement:
-    """An operation that must not be timed."""
-
-    backend: str  # its backend, as it was asked for
-    operation: str  # its name
-    subject: str  # pages or state it was called with
-    problem: str  # what is wrong, a sentence that begins small
-
-    def __str__(self) -> str:
-        return f"{self.operation} of {self.backend} on {self.subject}: {self.problem}"
-
-
 def foreign_scenes(resolved: ResolvedBackend, plan: CachePlan, seed: int = 0) -> list[Scene]:
     """Calls of a cache that a backend's own operations answer."""
     return [
@@ -78,11 +65,11 @@ def foreign_scenes(resolved: ResolvedBackend, plan: CachePlan, seed: int = 0) ->
 
 def check_backend(
     resolved: ResolvedBackend, plan: CachePlan, device: torch.device, seed: int = 0
-) -> list[Disagreement]:
+) -> list[str]:
     """Call every foreign operation with what a cache may pass it, and compare with the reference.
 
-    Returns the first disagreement of each operation on each kind of pages of the plan. Raises
-    ``PeerUnavailable`` where no operation takes pages of its formats.
+    Returns a sentence for the first disagreement of each operation on each kind of pages of the
+    plan. Raises ``PeerUnavailable`` where no operation takes pages of its formats.
     """
     scenes = foreign_scenes(resolved, plan, seed)
     if resolved.foreign and not scenes:
@@ -100,10 +87,10 @@ def check_backend(
 
 def check_scenes(
     name: str, backend: object, scenes: Sequence[Scene], device: torch.device, seed: int
-) -> list[Disagreement]:
-    """What a backend's operations get wrong in scenes that were drawn with ``seed``."""
+) -> list[str]:
+    """What a backend's operations get wrong in scenes drawn with ``seed``, in sentences."""
     return [
-        Disagreement(name, scene.operation, scene.subject, problem)
+        f"{scene.operation} of {name} on {scene.subject}: {problem}"
         for scene in scenes
         if (problem := check_scene(scene, getattr(backend, scene.operation), device, seed))
     ]

@@ -123,11 +123,7 @@ def _import(module: str, attribute: str) -> Any:
     except BaseException as error:
         if not _is_missing(module, error):
             raise _failed(module, error) from error
-        file = module.replace(".", "/") + ".py"
-        here = f" For {file} in this folder write {file}:{attribute}."
-        raise ConfigError(
-            f"no module {module!r} is installed.{here if Path(file).is_file() else ''}"
-        ) from None
+        raise ConfigError(f"no module {module!r} is installed.") from None
 
 
 def _is_missing(module: str, error: BaseException) -> bool:
@@ -152,10 +148,7 @@ def _load_file(path: Path) -> Any:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[spec.name]
-        failed = _failed(path.name, error)
-        if isinstance(error, ModuleNotFoundError):
-            failed = ConfigError(f"{failed} A file imports from installed packages alone.")
-        raise failed from error
+        raise _failed(path.name, error) from error
     return module
 
 

@@ -8,13 +8,19 @@ matrix products, a multiplication and an addition each.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4kv.model.config import AttentionType, DSV4Config, keyed_layers, scores_candidates
+from dsv4kv.model.config import (
+    AttentionType,
+    Candidates,
+    DSV4Config,
+    keyed_layers,
+    scores_candidates,
+)
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.plan import LayerCacheSchema
 from dsv4kv.ops.spec import READS
@@ -26,116 +32,66 @@ Work = tuple[int, int, int]
 _INDEX_BYTES, _TABLE_BYTES, _FLOAT_BYTES = 8, 4, 4
 
 
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    """What the work of a layer follows from; layers that are alike share one."""
-
-    ratio: int  # tokens per compressed entry; 0 without
-    window: PageLayout | None  # ring of its window
-    main: PageLayout | None  # page of the entries that it reads, its own or its owner's
-    keys: PageLayout | None  # page of indexer keys, its own or its owner's
-    state: tuple[int, ...]  # shape of its compressor's state; empty where nothing is pooled
-    keys_state: tuple[int, ...]  # the same of its indexer, where a layer selects by its keys
-    every: bool  # whether it attends to all entries, not to chosen ones
-    is_narrow: bool  # whether it scores candidate blocks alone
-
-
-@dataclass(frozen=True)
-class CountedLayers:
-    """What counting needs of the layers held, worked out once for a cache."""
-
-    config: DSV4Config  # the model
-    by_index: dict[int, _Layer]  # layers by their numbers
-
-    @classmethod
-    def of(cls, config: DSV4Config, schemas: Sequence[LayerCacheSchema]) -> "CountedLayers":
-        """Of these layers; those that own no entries read their owner's."""
-        held = {schema.layer.layer_idx: schema for schema in schemas}
-        keyed = keyed_layers(schema.layer for schema in schemas)
-        kinds, by_index = dict[object, _Layer](), {}
-        for index, schema in held.items():
-            owner = held[schema.layer.kv_owner]
-            facts = (
-                schema.layer.ratio,
-                schema.window,
-                owner.main,
-                owner.indexer,
-                schema.state_shape if schema.main else (),
-                schema.indexer_state_shape if schema.indexer and index in keyed else (),
-                schema.layer.attn is AttentionType.HCA,
-                scores_candidates(config, schema.layer),
-            )
-            by_index[index] = kinds.setdefault(facts, _Layer(*facts))
-        return cls(config, by_index)
-
-
 @dataclass(frozen=True)
 class StepWork:
     """The work of one step."""
 
-    layers: CountedLayers  # those held
+    config: DSV4Config  # the model
+    schemas: Sequence[LayerCacheSchema]  # the layers held
     after: Ints  # tokens of every request after the step, int64[B]
     positions: Ints  # positions of the step's tokens, int64[T]; those of a request are neighbours
-    _counted: dict[tuple[_Layer, str, bool], Work] = field(default_factory=dict, init=False)
 
     def of(self, operation: str, schema: LayerCacheSchema, *, indexer: bool) -> Work:
         """The work of one operation on one layer."""
-        layer = self.layers.by_index[schema.layer.layer_idx]
-        key = layer, operation, indexer
-        if key not in self._counted:
-            if operation in READS:
-                self._counted[key] = self._read(operation, layer)
-            elif operation.startswith("gather_"):
-                self._counted[key] = self._gather(operation, layer, indexer)
-            else:
-                self._counted[key] = self._write(operation, layer, indexer)
-        return self._counted[key]
+        owner = next(e for e in self.schemas if e.layer.layer_idx == schema.layer.kv_owner)
+        if operation in READS:
+            return self._read(operation, schema, owner)
+        page = owner.indexer if indexer else owner.main
+        if operation.startswith("gather_"):
+            return self._gather(operation, schema, page)
+        return self._write(operation, schema, page, indexer)
 
-    def _write(self, operation: str, layer: _Layer, indexer: bool) -> Work:
-        tokens = len(self.positions)
+    def _write(
+        self, operation: str, schema: LayerCacheSchema, page: PageLayout | None, indexer: bool
+    ) -> Work:
+        tokens, done = len(self.positions), self._completed(schema.layer.ratio)
         if operation in ("window_insert", "step_write"):
-            assert layer.window is not None
-            stored = min(tokens, len(self.after) * layer.window.entries)
-            moved = _inserted(layer.window.format, stored)
-            for page, state in ((layer.main, layer.state), (layer.keys, layer.keys_state)):
-                if operation == "step_write" and page and state:
+            assert schema.window is not None
+            stored = min(tokens, len(self.after) * schema.window.entries)
+            moved = _inserted(schema.window.format, stored)
+            keyed = schema.layer.layer_idx in keyed_layers(each.layer for each in self.schemas)
+            parts = [(schema.main, schema.state_shape)]
+            parts += [(schema.indexer, schema.indexer_state_shape)] if keyed else []
+            for made, state in parts if operation == "step_write" else ():
+                if made and state:
                     # the token that completes an entry is not read again, an online state neither
-                    again = self._completed(layer) * page.format.dims * 2 * _FLOAT_BYTES
-                    moved += self._appended(state) + self._flushed(layer, page, state) - again
+                    again = done * made.format.dims * 2 * _FLOAT_BYTES
+                    flushed = done * _flushed(schema.layer.ratio, made, state)
+                    moved += tokens * _appended(state) + flushed - again
             return stored, moved, 0
-        page, state = (layer.keys, layer.keys_state) if indexer else (layer.main, layer.state)
         assert page is not None
-        done = self._completed(layer)
+        state = schema.indexer_state_shape if indexer else schema.state_shape
         if not state:
             return done, _inserted(page.format, done), 0
         if operation == "state_append":
-            return tokens, self._appended(state), 0
+            return tokens, tokens * _appended(state), 0
         if operation == "flush":
-            return done, self._flushed(layer, page, state), 0
+            return done, done * _flushed(schema.layer.ratio, page, state), 0
         kept = min(tokens, 3 if len(state) == 2 else state[1])  # rows that stay in the state
         rows = (tokens + kept) * state[-1] * 2 * _FLOAT_BYTES
         return tokens, rows + done * page.format.entry_bytes, 0
 
-    def _completed(self, layer: _Layer) -> int:
+    def _completed(self, ratio: int) -> int:
         """Entries that the step's tokens complete."""
-        return int(np.count_nonzero((self.positions + 1) % layer.ratio == 0))
+        return int(np.count_nonzero((self.positions + 1) % ratio == 0)) if ratio else 0
 
-    def _appended(self, state: tuple[int, ...]) -> int:
-        """Kv and score in; two rows out, or three read and written of an online state."""
-        return len(self.positions) * state[-1] * (8 if len(state) == 2 else 4) * _FLOAT_BYTES
-
-    def _flushed(self, layer: _Layer, page: PageLayout, state: tuple[int, ...]) -> int:
-        """The pooled rows of kv and score in (two sums of an online state), entries out."""
-        floats = 2 * state[-1] * (1 if len(state) == 2 else layer.ratio)
-        return self._completed(layer) * (floats * _FLOAT_BYTES + page.format.entry_bytes)
-
-    def _gather(self, operation: str, layer: _Layer, indexer: bool) -> Work:
-        config, requests = self.layers.config, len(self.after)
+    def _gather(self, operation: str, schema: LayerCacheSchema, page: PageLayout | None) -> Work:
+        config, requests = self.config, len(self.after)
         if operation == "gather_window":
-            page, places = layer.window, requests * _INDEX_BYTES
+            page, places = schema.window, requests * _INDEX_BYTES
             found = np.minimum(self.after, config.window_tokens)
         else:
-            page, found = layer.keys if indexer else layer.main, self.after // layer.ratio
+            found = self.after // schema.layer.ratio
         assert page is not None
         if operation == "gather_topk":
             places = requests * config.index_topk * _TABLE_BYTES
@@ -145,24 +101,23 @@ class StepWork:
         entries = int(found.sum())
         return entries, places + entries * (page.format.entry_bytes + 2 * page.format.dims), 0
 
-    def _read(self, operation: str, layer: _Layer) -> Work:
-        config, tokens = self.layers.config, len(self.positions)
+    def _read(self, operation: str, schema: LayerCacheSchema, owner: LayerCacheSchema) -> Work:
+        config, tokens = self.config, len(self.positions)
         if operation == "attend":
-            return self._attend(layer)
+            return self._attend(schema, owner)
         heads, dims = config.index_heads, config.index_dim
         if operation == "indexer_query":  # bf16 vectors, weights and turns in, codes out
             of_head = 3 * dims + 2 * _FLOAT_BYTES
             return tokens, tokens * (heads * of_head + config.rope_dim * _FLOAT_BYTES), 0
-        assert layer.keys is not None
-        seen, scored, places = self._scored(layer)
+        assert owner.indexer is not None
+        candidates = config.candidates if scores_candidates(config, schema.layer) else None
+        seen, scored, places = self._scored(schema.layer.ratio, candidates)
         scores = int(scored.sum())
         if operation == "index_scores":
             # tokens of a request share its keys; keys of candidate blocks are each token's own
-            last = slice(None) if layer.is_narrow else self._last
-            keys = (scored if layer.is_narrow else seen)[
-                last
-            ].sum() * layer.keys.format.entry_bytes
-            tables = places if layer.is_narrow else -(-seen // layer.keys.entries)
+            last = slice(None) if candidates else self._last
+            keys = scored[last].sum() * owner.indexer.format.entry_bytes
+            tables = places if candidates else -(-seen // owner.indexer.entries)
             moved = int(keys + tables[last].sum() * _TABLE_BYTES) + scores * _FLOAT_BYTES
             queries = tokens * heads * (dims + _FLOAT_BYTES)
             return scores, moved + queries, 2 * scores * heads * dims
@@ -172,38 +127,38 @@ class StepWork:
         chosen = int(places.sum()) + 2 * tokens * config.index_topk
         return tokens, (scores + chosen) * _TABLE_BYTES, 0
 
-    def _scored(self, layer: _Layer) -> tuple[Ints, Ints, Ints]:
+    def _scored(self, ratio: int, candidates: Candidates | None) -> tuple[Ints, Ints, Ints]:
         """Keys that each token sees, and scores, and of how many candidate blocks: int64[T]."""
-        seen, candidates = (self.positions + 1) // layer.ratio, self.layers.config.candidates
-        if not layer.is_narrow or candidates is None:
+        seen = (self.positions + 1) // ratio
+        if candidates is None:
             return seen, seen, np.zeros_like(seen)
         size = candidates.block_entries
         blocks = np.minimum(-(-seen // size), candidates.blocks)
         newest = (seen - 1) % size + 1  # entries of the newest block, as far as it goes
         return seen, (blocks - 1) * size + newest, blocks
 
-    def _attend(self, layer: _Layer) -> Work:
+    def _attend(self, schema: LayerCacheSchema, owner: LayerCacheSchema) -> Work:
         """Of the window and, where there are any, of chosen or all compressed entries.
 
         Every token counts what it reads, though neighbours share most of a window. DeepSeek-V3.2
         is counted as if its values were whole entries; they are a part of them.
         """
-        config, tokens = self.layers.config, self.positions + 1
+        config, tokens = self.config, self.positions + 1
         heads, dims = config.num_heads, config.head_dim
         # a length, bf16 queries in, bf16 outputs and lse out
         moved = len(tokens) * (_INDEX_BYTES + heads * (4 * dims + _FLOAT_BYTES))
         attended = 0
-        if layer.window:
+        if schema.window:
             attended = int(np.minimum(tokens, config.window_tokens).sum())
-            moved += attended * layer.window.format.entry_bytes
-        if layer.main:
-            found = tokens // layer.ratio
-            places = int((-(-found // layer.main.entries)).sum())
-            if not layer.every:
+            moved += attended * schema.window.format.entry_bytes
+        if owner.main:
+            found = tokens // schema.layer.ratio
+            places = int((-(-found // owner.main.entries)).sum())
+            if schema.layer.attn is not AttentionType.HCA:
                 found = np.minimum(found, config.index_topk)
                 places = len(tokens) * config.index_topk
             entries = int(found.sum())
-            moved += entries * layer.main.format.entry_bytes + places * _TABLE_BYTES
+            moved += entries * owner.main.format.entry_bytes + places * _TABLE_BYTES
             attended += entries
         return attended, moved, 4 * attended * heads * dims
 
@@ -220,3 +175,14 @@ class StepWork:
 def _inserted(entry: EntryFormat, count: int) -> int:
     """Of entries inserted: bf16 value and index in, entry out, normalised or not."""
     return count * (2 * entry.dims + _INDEX_BYTES + entry.entry_bytes)
+
+
+def _appended(state: tuple[int, ...]) -> int:
+    """Of a token: kv and score in; two rows out, or three read and written of an online state."""
+    return state[-1] * (8 if len(state) == 2 else 4) * _FLOAT_BYTES
+
+
+def _flushed(ratio: int, page: PageLayout, state: tuple[int, ...]) -> int:
+    """Of an entry: pooled rows of kv and score in (two sums of an online state), itself out."""
+    floats = 2 * state[-1] * (1 if len(state) == 2 else ratio)
+    return floats * _FLOAT_BYTES + page.format.entry_bytes

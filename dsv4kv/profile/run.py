@@ -280,7 +280,8 @@ class ProfiledExecutor(StepExecutor):
 
     def _count_bytes(self, step: StepTokens) -> None:
         # on a GPU the kernels on indexer keys and on compressed KV have one name
-        work, on_gpu = self.work_of(step), self.gpu is not None
+        batch, on_gpu = step.batch, self.gpu is not None
+        work = self.work(batch.tokens_after.numpy(), batch.positions.numpy())
         for layer in self.layers:
             for operation, indexer in self.step_operations(layer):
                 entries, moved, _ = work.of(operation, layer.schema, indexer=indexer)

@@ -1,14 +1,10 @@
 """When measuring begins and ends, on machines and devices whose speed the test decides."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,13 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.bench import device as protocol
-from dsv4kv.bench.device import EMPTY_KERNEL, CallTimer, CudaDevice, Event, Rules
+from dsv4kv.bench.device import CallTimer, CudaDevice, Event, Rules
 from dsv4kv.bench.serve import executor as module
 from dsv4kv.bench.serve.executor import Recorder
-from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.launches import Launch
-from dsv4kv.runs.parts import MeasuredWindow
-from tests.gpu_twin import FEW_REPLAYS, SAMPLES, TwinGpu, twin_device
+from tests.gpu_twin import TwinGpu, twin_device
 
 S, MS = 1_000_000_000, 1_000_000
 Speed = Callable[[float], float]
@@ -73,13 +66,6 @@ def test_a_machine_that_was_idle_is_warmed_up_for_three_seconds_at_least() -> No
     assert 3 * S <= timing.started_ns < 4 * S
 
 
-def test_sampling_waits_until_the_clock_is_flat() -> None:
-    falling = Machine(lambda s: 1 * MS * (1 + max(0.0, 6 - s) / 10))
-    timing = falling.measure()
-    assert 6 * S <= timing.started_ns <= 9 * S
-    assert set(timing.samples_ns) == {1 * MS}
-
-
 def test_too_much_noise_ends_after_ten_seconds_and_is_told() -> None:
     timing = Machine(noisy(1 * MS, 0.8)).measure()
     assert not timing.converged
@@ -110,13 +96,6 @@ def test_samples_of_throttled_batches_are_left_out_and_counted() -> None:
     assert timing.converged
 
 
-def test_a_device_that_is_throttled_all_the_time_gives_no_samples() -> None:
-    timing = Machine(lambda _: 1 * MS).measure(throttled=lambda *_: True)
-    assert timing.samples_ns == []
-    assert timing.throttled > 400
-    assert not timing.converged
-
-
 def overlaps(first_ns: int, last_ns: int, started_ns: int, ended_ns: int) -> bool:
     return started_ns < last_ns and first_ns < ended_ns
 
@@ -130,17 +109,6 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now_ns
-
-
-def test_where_not_all_can_have_the_least_the_first_have_it() -> None:
-    clock = Clock()
-    rules = replace(protocol.RULES, rewarm_window_ns=0, least_ns=S)
-    timer = CallTimer(twin_device(TwinGpu()), seconds=2.5, rules=rules, clock_ns=clock)
-    shares = []
-    for left in (4, 3, 2, 1):
-        shares.append(timer.share_ns(left))
-        clock.now_ns += shares[-1] or 0
-    assert shares == [S, S, None, None]
 
 
 @given(total_ms=st.integers(1, 30_000))
@@ -159,15 +127,6 @@ def test_figures_of_a_gpu_end_with_their_budget(seconds: float) -> None:
         share_ns = timer.share_ns(left)
         clock.now_ns += 0 if share_ns is None else share_ns + batch_ns
     assert clock.now_ns <= seconds * S + batch_ns + LEAST_NS
-
-
-def test_the_polling_process_starts_with_little() -> None:
-    code = (
-        "import sys, dsv4kv.bench.polling\n"
-        "print(*{'torch', 'numpy', 'pydantic', 'pynvml', 'rich'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.split() == []
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 10**6))))
@@ -266,62 +225,3 @@ def test_the_device_is_warmed_up_fully_once_and_briefly_from_then_on() -> None:
     timer = device.timer()
     first, second = (timer.measure([device.call], "call") for _ in range(2))
     assert first.started_ns >= QUICK.warmup_ns > second.started_ns - first.ended_ns
-
-
-REPLAY_NS = 1_000  # of the twin's clock, whatever a graph holds
-
-
-@dataclass
-class Gpu(TwinGpu):
-    """Counts the calls of every capture.
-
-    Attributes:
-        sizes: Calls that each capture held.
-    """
-
-    sizes: list[int] = field(default_factory=list)
-    calls: int = 0
-
-    def capture(self, run: Callable[[], None]) -> Any:
-        self.calls = 0
-        run()
-        self.sizes.append(self.calls)
-        return lambda: None
-
-    def call(self) -> None:
-        self.calls += 1
-
-    def prepare(self, launch: Launch) -> Callable[[], None]:
-        assert launch.kernel == "do_nothing"
-        return self.call
-
-
-@pytest.fixture
-def few_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = replace(FEW_REPLAYS, unit_ns=5 * REPLAY_NS + 1)
-    monkeypatch.setattr("dsv4kv.bench.device.RULES", rules)
-
-
-@pytest.mark.usefixtures("few_replays")
-def test_a_graph_is_captured_anew_where_a_replay_would_be_too_short() -> None:
-    gpu = Gpu()
-    windows: list[MeasuredWindow] = []
-    timer = CallTimer(twin_device(gpu), windows)
-    samples = timer.measure([gpu.call] * 4, "gather", "csa", "cold").samples_ns
-    assert gpu.sizes == [4, 6 * 4]
-    assert samples == [round(REPLAY_NS / 24)] * SAMPLES
-    (window,) = windows
-    assert (window.name, window.layer_type, window.temperature) == ("gather", "csa", "cold")
-    assert window.started_ns <= window.ended_ns
-
-
-@pytest.mark.usefixtures("few_replays")
-def test_the_floor_is_a_chain_of_empty_kernels() -> None:
-    gpu = Gpu()
-    windows: list[MeasuredWindow] = []
-    with patch.object(launching, "_launcher", lambda: gpu):
-        samples = CallTimer(twin_device(gpu), windows).time_floor()
-    nodes = 6 * 64  # of a chain of 64, repeated until it takes as long as a replay must
-    assert gpu.sizes == [64, nodes]
-    assert [window.name for window in windows] == [EMPTY_KERNEL]
-    assert samples == [round(REPLAY_NS / nodes)] * SAMPLES

@@ -53,28 +53,6 @@ def test_operations_are_timed_cold_and_hot_by_layer_type(case: Case) -> None:
         assert len(each.samples_ns) == SAMPLES
 
 
-@pytest.mark.parametrize(
-    ("model", "written"),
-    [
-        (
-            ("model.preset=v4.1-flash", "model.layers=[2, 3, 20]"),
-            {"step_write", "norm_rope_insert", "indexer_norm_rope_insert"},
-        ),
-        (("model.preset=v3.2", "model.layers=[0]"), {"entry_insert", "indexer_insert"}),
-    ],
-    ids=["v4.1-flash", "v3.2"],
-)
-def test_v41_and_v32_are_served_and_right_from_graphs_too(
-    model: tuple[str, ...], written: set[str]
-) -> None:
-    one = "workload.synthetic.requests=1"
-    with twin_gpu():
-        found = run(tiny_config("device=cuda", *model, GATHER, "cache.num_blocks=10", one))
-    assert (found.status, found.verification.failures) == ("complete", [])
-    assert found.verification.by_operation["compressed KV"] > 0
-    assert written <= {each.name for each in found.operations}
-
-
 def test_cold_calls_share_no_page_and_hot_ones_all(ran: tuple[Case, TwinGpu]) -> None:
     graphs = [kept for kept in ran[1].captured if kept[0].kernel == "gather_topk"]
     cold, hot = graphs
@@ -129,19 +107,6 @@ def test_rows_whose_bytes_fit_the_cache_say_so() -> None:
     assert {each.temperature for each in case.operations} == {"cold", "hot", "L2-resident"}
 
 
-@pytest.mark.parametrize(
-    ("kernel", "own"), [("gather_topk", (3, 5)), ("state_append", (1, 2))], ids=["out", "inputs"]
-)
-def test_cold_calls_have_inputs_and_outputs_of_their_own(
-    kernel: str, own: tuple[int, int], ran: tuple[Case, TwinGpu]
-) -> None:
-    """``own``: places of the indices and the output, of kv and score, among the arguments."""
-    cold = next(kept for kept in ran[1].captured if kept[0].kernel == kernel)
-    for place in own:
-        arguments = [launch.arguments[place] for launch in cold]
-        assert len({each.data_ptr() for each in arguments if isinstance(each, torch.Tensor)}) == 4
-
-
 # ---- what cannot run ----------------------------------------------------------------------------
 
 
@@ -193,13 +158,6 @@ WRONG = RIGHT + "    out[:, -1] = 1\n"
 def in_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_a_users_operation_runs_in_its_place_and_is_named(in_folder: Any) -> None:
-    (in_folder / "right_gather.py").write_text(RIGHT)
-    case = run(tiny_config("backend=right_gather.py:gather_topk"))
-    assert (case.status, case.backend) == ("complete", "right_gather.py:gather_topk")
-    assert case.foreign == ["gather_topk"]
 
 
 def test_a_wrong_operation_is_named_and_not_timed(in_folder: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.bench.launches import Outcome, Task, merge, one_cpu, run_fresh, run_launches
+from dsv4kv.bench.launches import Outcome, Task, merge, run_fresh, run_launches
 from dsv4kv.config.load import load_config
 from dsv4kv.errors import Dsv4kvError
 from dsv4kv.processes import OWN_TREE
@@ -126,13 +126,6 @@ def test_a_process_that_leaves_no_record_says_why(
     assert (outcome.status, outcome.error, outcome.record) == (status, error, None)
 
 
-def test_a_record_that_cannot_be_read_is_told(tree: Path) -> None:
-    outcome = launch(tree, "garbage")
-    assert outcome.record is None
-    assert outcome.error
-    assert "left a record that this dsv4kv cannot read" in outcome.error
-
-
 def test_a_process_that_hangs_is_ended_at_its_time(tree: Path) -> None:
     outcome = launch(tree, "hang", timeout_s=1)
     assert (outcome.status, outcome.error) == ("timeout", "still ran after 1 s and was ended")
@@ -206,16 +199,6 @@ def test_what_the_first_launch_is_refused_is_refused_at_once(tree: Path, tmp_pat
         run_all(*[Task(("refuse",), tree)] * 3)
     assert caught.value.exit_code == 4
     assert (tmp_path / "counter").read_text() == "x"
-
-
-def test_ctrl_c_keeps_the_launches_before_it(tree: Path, ctrl_c: Callable[[int], None]) -> None:
-    tasks = [Task(("run",), tree), Task(("interruptible",), tree), Task(("run",), tree)]
-    ctrl_c(1)
-    outcomes = run_all(*tasks)
-    assert [outcome.interrupted for outcome in outcomes] == [False, True]
-    record = joined(outcomes, 3)
-    assert record.status == "incomplete"
-    assert [case.launch for case in record.cases] == [0, 1]
 
 
 # ---- two at a time ------------------------------------------------------------------------------
@@ -315,16 +298,3 @@ def test_one_that_has_ended_holds_nobody_up() -> None:
     )
     assert [each.upper() for each in written[:2]] == ["ABABBBB"] * 2
     assert [each[-2:] for each in written[2:]] == ["aa"] * 2
-
-
-def test_one_that_knows_of_no_turns_runs_first_and_alone() -> None:
-    ignorant, other = ("A", 3, 0.3, "ignorant"), ("B", 3, 0.0, "")
-    assert run_two((ignorant, other), (other, ignorant)) == ["aaabbb"] * 2
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are not bound here")
-def test_both_stay_on_one_cpu_while_they_take_turns_and_no_longer() -> None:
-    allowed = os.sched_getaffinity(0)
-    with one_cpu():
-        assert os.sched_getaffinity(0) == {max(allowed)}
-    assert os.sched_getaffinity(0) == allowed

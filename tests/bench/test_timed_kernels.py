@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsv4kv.bench.device import CallTimer, Timing, measure_peaks
@@ -100,9 +99,3 @@ def test_yardsticks_and_floors_are_one_kernel_and_torchs_copy_is_torchs(
     found = {name: counts for (name, layers, _), counts in launched.items() if layers is None}
     own = {name: {(1, ())} for name in ("empty kernel", "copy", "read", "write")}
     assert found == own | {"torch_copy": {(0, ("copy_",))}}
-
-
-def test_an_operator_that_computes_is_found() -> None:
-    with Operators() as operators:
-        torch.arange(4)[1:].view(3) // 2
-    assert operators.names == ["arange", "floor_divide"]

@@ -38,12 +38,7 @@ def snapshot(manager: KVCacheManager) -> dict[str, object]:
         "tokens": manager.tokens.tolist(),
         "slots": state(manager._slots),
         "tables": [
-            (
-                table.blocks.tolist(),
-                table.held.tolist(),
-                table.returns.tolist(),
-                state(table.allocator),
-            )
+            (table.blocks.tolist(), table.held.tolist(), state(table.allocator))
             for table in manager.tables
         ],
     }

@@ -51,18 +51,6 @@ def test_an_id_outside_the_pool_is_refused(block: int) -> None:
         refuses(pool, partial(call, taken))
 
 
-def test_what_is_free_or_named_twice_is_refused() -> None:
-    pool = BlockPool(5)
-    taken = pool.acquire(3)
-    pool.release(taken[:1])
-    for bad in (taken, taken[[1, 2, 1]], taken[:1].repeat(100), taken + 2):
-        refuses(pool, partial(pool.release, bad))
-        refuses(pool, partial(pool.check_held, bad))
-    pool.check_held(taken[1:])
-    assert pool.release(taken[1:].astype(np.uint8)) == 2
-    refuses(pool, lambda: pool.release(np.array([1.0])), "whole numbers")
-
-
 def test_an_old_holder_cannot_give_back_a_newer_ones_blocks() -> None:
     pool = BlockPool(2)
     taken = pool.acquire(2)
@@ -124,19 +112,6 @@ def test_chains_evicted_together_go_as_one_by_one(prompts: list[tuple[int, int]]
     assert all(pools[1].evict(1) for _ in range(cached))
     assert freed[0] == freed[1]
     assert state(pools[0]) == state(pools[1])
-
-
-@pytest.mark.parametrize("first_to_go", [0, 1, 2])
-def test_of_blocks_with_one_hash_another_is_found_when_one_goes(first_to_go: int) -> None:
-    pool = BlockPool(3)
-    same = [chain(pool, 10) for _ in range(3)]
-    left = [block for number, block in enumerate(same) if number != first_to_go]
-    pool.release(same[first_to_go])
-    assert pool.evict(1)
-    assert pool.find([10]).tolist() == left[0].tolist()
-    pool.release(np.concatenate(left))
-    assert pool.evict(2)
-    assert not pool.find([10]).size
 
 
 def test_events_say_what_happened_to_which_blocks_by_which_hashes() -> None:

@@ -48,39 +48,6 @@ def test_a_checkpoint_goes_into_any_slot_and_stays() -> None:
         assert equal(content(manager, slot), before)
 
 
-def test_as_many_are_kept_as_there_is_room_for() -> None:
-    pool = CheckpointPool(build(), 2)
-    first = pool.save(0)
-    pool.save(1)
-    assert pool.num_free == 0
-    with pytest.raises(OutOfBlocks, match="checkpoints"):
-        pool.save(2)
-    pool.release(first)
-    assert pool.save(2) == first
-
-
-def test_a_released_checkpoint_is_refused() -> None:
-    manager = build()
-    pool = CheckpointPool(manager, 2)
-    checkpoint = pool.save(0)
-    pool.release(checkpoint)
-    before = content(manager, 1)
-    with pytest.raises(NotOwner):
-        pool.restore(checkpoint, 1)
-    with pytest.raises(NotOwner):
-        pool.release(checkpoint)
-    assert equal(content(manager, 1), before)
-
-
-def test_the_state_of_groups_that_end_there_is_not_copied() -> None:
-    manager = build()
-    pool, hca = CheckpointPool(manager, 1), manager.states[AttentionType.HCA]
-    (state,) = hca.states()
-    checkpoint, before = pool.save(0), state[:, 1].clone()
-    pool.restore(checkpoint, 1)
-    assert torch.equal(state[:, 1], before)
-
-
 @pytest.mark.parametrize("tokens", [1, 127, 129])
 def test_a_checkpoint_inside_a_group_is_refused(tokens: int) -> None:
     manager = build()
@@ -157,25 +124,6 @@ def test_a_released_checkpoint_is_refused_before_anything_is_shared() -> None:
     behind.refuses(NotOwner, 300)
     behind.refuses(NotOwner, 256)
     assert not told
-
-
-def test_a_free_block_is_no_prefix() -> None:
-    behind = Behind()
-    free = np.setdiff1d(np.arange(5), behind.blocks)
-    behind.refuses(NotOwner, 300, np.array([*behind.blocks[:2], free[0]]))
-    behind.refuses(NotOwner, 256, np.array([behind.blocks[0], free[0]]))
-
-
-def test_too_few_blocks_are_refused() -> None:
-    behind = Behind()
-    behind.refuses(CacheError, 300, behind.blocks[:2])
-    behind.refuses(CacheError, 1024, np.tile(behind.blocks, 4))
-
-
-def test_a_slot_without_a_request_is_refused() -> None:
-    behind = Behind()
-    behind.manager.release_request(behind.slot, behind.manager.generation(behind.slot))
-    behind.refuses(NotOwner, 300)
 
 
 def test_its_own_block_is_not_made_of_the_prefix_that_nobody_holds() -> None:

@@ -6,8 +6,7 @@ bear its own tags.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -52,15 +51,6 @@ class Running:
     tokens: int = 0
 
 
-@dataclass
-class Past:
-    """A step as it was, and the requests it was made for."""
-
-    batch: Step
-    requests: dict[int, tuple[int, int, bytes]] = field(default_factory=dict)
-    """(serial, tokens after, blocks) by slot."""
-
-
 def shuffle_free_blocks(manager: KVCacheManager, random: np.random.Generator) -> None:
     """Bring the free blocks into another order."""
     for table in manager.tables:
@@ -94,7 +84,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.running: dict[int, Running] = {}
         self.serial = 0
         self.spare: list[tuple[BlockTable, Ids]] = []  # blocks taken outside any request
-        self.past: list[Past] = []
         self.gone: list[tuple[int, int]] = []  # (slot, generation) of released requests
         for _ in range(min(running, self.manager.plan.num_slots)):
             self.admit()
@@ -169,8 +158,6 @@ class CacheMachine(RuleBasedStateMachine):
             serials = [self.running[slot].serial for slot in done.slots.tolist()]
             self.tags[layer][entries, 0] = serials
             self.tags[layer][entries, 1] = done.positions.numpy() // ratio
-        made_for = {slot: self.standing(slot) for slot in after}
-        self.past = [*self.past[-5:], Past(batch, made_for)]
         return True
 
     def restore(self, slot: int) -> None:
@@ -330,7 +317,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.every_request_holds_what_it_needs_and_no_one_else_anything()
         self.slots_are_counted()
         self.every_visible_entry_is_the_requests_own_and_in_its_place()
-        self.a_step_is_current_while_its_requests_stand_where_it_left_them()
 
     def every_block_is_free_or_held_once(self) -> None:
         for table in self.manager.tables:
@@ -365,30 +351,6 @@ class CacheMachine(RuleBasedStateMachine):
                 found = self.tags[layer][self.visible(layer, slot)]
                 assert (found[:, 0] == request.serial).all()
                 assert found[:, 1].tolist() == list(range(len(found)))
-
-    def a_step_is_current_while_its_requests_stand_where_it_left_them(self) -> None:
-        for past in self.past:
-            current = all(
-                slot in self.running and self.standing(slot) == made_for
-                for slot, made_for in past.requests.items()
-            )
-            # One whose blocks went back and came again may be refused, or not.
-            with nullcontext() if current else pytest.raises(NotOwner):
-                try:
-                    past.batch.check_current()
-                except NotOwner:
-                    if current and not self.gave_back:
-                        raise AssertionError("a step of standing requests is refused") from None
-                    if not current:
-                        raise
-
-    def standing(self, slot: int) -> tuple[int, int, bytes]:
-        blocks = [table.blocks[:, slot].tobytes() for table in self.manager.tables]
-        return self.running[slot].serial, self.running[slot].tokens, b"".join(blocks)
-
-    @property
-    def gave_back(self) -> bool:
-        return any(table.returns.any() for table in self.manager.tables)
 
 
 TestCache = CacheMachine.TestCase

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -17,11 +16,11 @@ from torch.overrides import TorchFunctionMode
 from dsv4kv.cache import manager as staging
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
-from dsv4kv.errors import CacheError, ContextOverflow, NotOwner, OutOfSlots
+from dsv4kv.errors import CacheError
 from dsv4kv.model.config import AttentionType
 from dsv4kv.model.plan import StateFormat
 from dsv4kv.model.presets import load_model
-from tests.cache.caches import admit, bookkeeping, small_plan, snapshot
+from tests.cache.caches import admit, bookkeeping, small_plan
 from tests.examples import examples
 
 
@@ -32,44 +31,7 @@ class NoTorch(TorchFunctionMode):
         raise AssertionError(f"{func} was called")
 
 
-def refuses(
-    manager: KVCacheManager, error: type[CacheError], match: str, *step: Any, call: Any = None
-) -> None:
-    """A step, or another call, is refused and nothing at all has changed."""
-    before = snapshot(manager)
-    with pytest.raises(error, match=match):
-        call() if call else prepare_forward(manager, *step)
-    assert snapshot(manager) == before
-
-
 # ---- preparing a step ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("slots", "before", "after"),
-    [([0, 1], [0], [1]), ([0], [0, 0], [1]), ([0], [0], [1, 1]), ([[0]], [[0]], [[1]]), (0, 0, 1)],
-)
-def test_lists_of_different_lengths_are_refused(
-    slots: object, before: object, after: object
-) -> None:
-    manager = bookkeeping()
-    admit(manager, 2)
-    refuses(manager, CacheError, "must be three lists of one length", slots, before, after)
-
-
-@pytest.mark.parametrize(("before", "after"), [(0, -1), (-1, 5), (-(2**62), -1)])
-def test_negative_tokens_are_refused(before: int, after: int) -> None:
-    manager = bookkeeping()
-    slots = admit(manager, 2)
-    refuses(manager, CacheError, "fewer than 0 tokens", slots, [0, before], [100, after])
-
-
-def test_layers_without_compressed_kv_are_prepared_without_tables() -> None:
-    manager = bookkeeping(layers=[0, 1])
-    (slot,) = admit(manager, 1)
-    prepare_forward(manager, [slot], [0], [1000])
-    assert manager.tokens[slot] == 1000
-    refuses(manager, ContextOverflow, "a table row holds 1000", [slot], [1000], [1001])
 
 
 def test_no_step_touches_a_tensor() -> None:
@@ -85,29 +47,6 @@ def test_no_step_touches_a_tensor() -> None:
 
 
 # ---- slots, blocks and memory -------------------------------------------------------------------
-
-
-def test_more_requests_than_slots_are_refused_with_what_to_raise() -> None:
-    manager = bookkeeping()
-    admit(manager, 3)
-    sentence = r"all 3 slots are taken: raise cache\.num_slots"
-    refuses(manager, OutOfSlots, sentence, call=manager.admit_request)
-
-
-@pytest.mark.parametrize("generation", [0, 1])
-@pytest.mark.parametrize("slot", [-1, -2, -4, -6, 3, 99])
-def test_a_slot_out_of_range_is_refused(slot: int, generation: int) -> None:
-    manager = bookkeeping()
-    admit(manager, 3)
-    release = partial(manager.release_request, slot, generation)
-    refuses(manager, NotOwner, f"slots {slot}: ", call=release)
-
-
-def test_held_blocks_are_counted_in_every_lane() -> None:
-    for sharing, blocks in (("model", 3), ("type", 3 + 2), ("layer", 2 * 3 + 2 * 2)):
-        manager = bookkeeping(sharing=sharing)
-        prepare_forward(manager, admit(manager, 1), [0], [300])
-        assert manager.num_held_blocks == blocks
 
 
 def test_memory_never_moves() -> None:
@@ -161,11 +100,6 @@ def test_admitting_forgets_a_slot_in_all_layers_and_no_other(state: StateFormat)
             tensor.fill_(7.0)
 
 
-def test_layers_of_a_stage_keep_their_numbers() -> None:
-    manager = KVCacheManager(small_plan(layers=[23, 24], stage=1, stages=2))
-    assert set(manager.pools) == {23, 24}
-
-
 SHARINGS = st.sampled_from(["model", "type", "layer"])
 
 
@@ -194,7 +128,6 @@ def test_tokens_and_completed_entries_are_those_counted_one_by_one(
     ]
     assert batch.num_tokens == len(tokens)
     assert batch.num_requests == len(slots)
-    assert batch.max_request_tokens == max(count for _, count in spans)
     assert batch.request_ids.tolist() == [b for b, _, _ in tokens]
     assert batch.token_slots.tolist() == [slot for _, slot, _ in tokens]
     assert batch.positions.tolist() == [position for _, _, position in tokens]
@@ -214,66 +147,6 @@ def test_tokens_and_completed_entries_are_those_counted_one_by_one(
             assert list(zip(found.slots.tolist(), found.positions.tolist(), strict=True)) == done
             assert found.entries.tolist() == entries
             assert batch.lengths[ratio].tolist() == [count // ratio for count in after]
-
-
-def test_a_step_stays_what_it_is_when_the_caller_moves_on() -> None:
-    manager = bookkeeping()
-    slots, before, after = (np.array(x) for x in (admit(manager, 2), [0, 0], [5, 9]))
-    prepare_forward(manager, slots, before, after)
-    batch = Step.of(manager, slots, before, after)
-    for array in (slots, before, after):
-        array[:] = 77
-    assert batch.request_slots.tolist() == [0, 1]
-    assert batch.tokens_after.tolist() == [5, 9]
-    assert batch.lengths[4].tolist() == [1, 2]
-    batch.check_current()
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [([0], [9]), ([10], [10]), ([11], [10]), ([0], [11])]
-)
-def test_a_step_that_was_not_prepared_or_gains_nothing_is_refused(
-    before: list[int], after: list[int]
-) -> None:
-    manager = bookkeeping()
-    prepare_forward(manager, admit(manager, 1), [0], [10])
-    with pytest.raises(CacheError, match="at least one prepared token of every request"):
-        Step.of(manager, [0], before, after)
-
-
-@pytest.mark.parametrize("slots", [[0, 0], [0, 2], [0, -1], [0, -4], [0, 99]])
-def test_a_step_of_slots_without_requests_or_named_twice_is_refused(slots: list[int]) -> None:
-    manager = bookkeeping()
-    prepare_forward(manager, admit(manager, 2), [0, 0], [4, 4])
-    with pytest.raises(NotOwner):
-        Step.of(manager, slots, [0, 0], [4, 4])
-
-
-def test_a_step_is_over_when_its_blocks_went_back_although_its_request_has_as_many_again() -> None:
-    manager = bookkeeping()
-    first, second = admit(manager, 2)
-    batch = step(manager, [first], [0], [128])
-    prepare_forward(manager, [first], [128], [0])
-    prepare_forward(manager, [second], [0], [128])  # takes the block
-    prepare_forward(manager, [first], [0], [128])
-    with pytest.raises(NotOwner, match="make a new step"):
-        batch.check_current()
-
-
-def test_a_room_holds_the_numbers_of_a_step_and_nothing_else() -> None:
-    manager = bookkeeping()
-    room = Step.room(manager.entry_groups, 3, 2, torch.device("cpu"))
-    room.fill(step(manager, admit(manager, 2), [0, 3], [1, 5]))
-    assert room.request_slots.tolist() == [0, 1, -1]
-    assert room.token_slots.tolist() == [0, 1, 1, -1, -1, -1]
-    assert room.positions.tolist()[:3] == [0, 3, 4]
-    assert room.lengths[4].tolist()[:2] == [0, 1]
-    assert room.seen[1].tolist()[:3] == [1, 4, 5]
-    first = room.first(1)
-    assert first.request_slots.data_ptr() == room.request_slots.data_ptr()
-    assert (first.num_requests, first.num_tokens) == (1, 2)
-    room.fill(None)
-    assert room.token_slots.tolist() == [-1] * 6
 
 
 CONTEXT, SLOTS = 1024, 3
@@ -319,14 +192,6 @@ def test_the_device_holds_the_hosts_blocks_after_any_moves(
     for table in manager.tables:
         cells = manager.device_tables.cells[table]
         assert np.array_equal(cells.numpy(), table.blocks)
-
-
-def test_without_device_tables_a_view_is_the_hosts_memory() -> None:
-    manager = KVCacheManager(small_plan(layers=(2, 3)))
-    (table,) = manager.tables
-    assert manager.device_tables is None
-    assert manager.view(table, 2).data_ptr() == table.blocks.ctypes.data
-    assert table.changes is None
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.files import shipped
 from dsv4kv.ops.cuda import compile as cc
 from dsv4kv.ops.cuda import compile as compiling
-from dsv4kv.ops.cuda.inspection import sections
 from dsv4kv.ops.launches import KernelModule
 from tests.cuda.toolchain import PAGE_COPY, needs_nvrtc
 
@@ -30,30 +29,6 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(shipped("kernels") / "common.cuh", tmp_path)
     monkeypatch.setattr(compiling, "shipped", lambda _: tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("capability", "architecture"),
-    [
-        ((8, 0), "sm_80"),
-        ((8, 9), "sm_89"),
-        ((9, 0), "sm_90a"),
-        ((10, 0), "sm_100a"),
-        ((10, 3), "sm_103a"),
-        ((12, 0), "sm_120"),
-    ],
-)
-def test_each_capability_has_its_architecture(
-    capability: tuple[int, int], architecture: str
-) -> None:
-    assert cc.architecture_of(*capability) == architecture
-
-
-@needs_nvrtc
-def test_profilers_find_program_and_headers_by_their_paths() -> None:
-    lines = sections(cc.compile_module(PAGE_COPY, "sm_90a"))[".debug_line"]
-    assert str(shipped("kernels")).encode() in lines
-    assert {b"page_copy.cuh" in lines, b"common.cuh" in lines} == {True}
 
 
 @needs_nvrtc

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.errors import DeviceError
 from dsv4kv.files import shipped
 from dsv4kv.ops.cuda import compile as cubin_cache
 from dsv4kv.ops.cuda.compile import cache_folder, cache_name, load_cubins
@@ -70,43 +69,6 @@ def test_what_was_compiled_once_is_read_afterwards(compiler: Compiler) -> None:
     assert load_cubin(PAGE_COPY, SM) == first
     assert compiler.runs == 1
     assert [path.name for path in kept()] == [cache_name(PAGE_COPY, SM)]
-
-
-def test_modules_come_in_the_order_they_are_asked_for(compiler: Compiler) -> None:
-    first, second, third = PAGE_COPIES
-    alone = [load_cubin(module, SM) for module in (first, second)]
-    one, other, *rest = load_cubins([third, second, first, second], SM)
-    assert [other, *rest] == [alone[1], alone[0], alone[1]]
-    assert str(third).encode() in one
-    assert compiler.runs == 3
-
-
-def test_of_modules_the_one_that_does_not_compile_is_told(
-    monkeypatch: pytest.MonkeyPatch, compiler: Compiler
-) -> None:
-    def refuse(module: KernelModule, architecture: str) -> bytes:
-        if module == PAGE_COPIES[1]:
-            raise DeviceError("no such thing")
-        return compiler(module, architecture)
-
-    monkeypatch.setattr(cubin_cache, "compile_module", refuse)
-    with pytest.raises(DeviceError, match="no such thing"):
-        load_cubins(PAGE_COPIES, SM)
-    assert cache_name(PAGE_COPIES[0], SM) in [path.name for path in kept()]
-
-
-@pytest.mark.parametrize("change", ["macro", "architecture", "nvrtc"])
-def test_whatever_changes_machine_code_has_another_name(
-    change: str, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, module, architecture = cache_name(PAGE_COPY, SM), PAGE_COPY, SM
-    if change == "macro":
-        module = replace(PAGE_COPY, macros=(("DSV_PAGE_BYTES", 2304),))
-    elif change == "architecture":
-        architecture = "sm_80"
-    else:
-        monkeypatch.setattr(cubin_cache, "nvrtc_version", lambda: "13.1")
-    assert cache_name(module, architecture).split("-")[2] != before.split("-")[2]
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,6 @@ def test_every_row_has_what_the_gpu_should_take_and_takes(report: GpuReport) -> 
             assert row.roofline_us < row.predicted_us
 
 
-def test_a_roofline_is_that_of_the_copy_that_was_measured(report: GpuReport) -> None:
-    copies = [row for row in report.rows if "copy" in row.name]
-    assert min(row.measured_us for row in copies if row.measured_us) == pytest.approx(
-        copies[0].roofline_us
-    )
-
-
 def test_a_wrong_operation_is_a_finding_and_fails(report: GpuReport) -> None:
     wrong = replace(report, wrong=["attend on pages: channel 3 is 1, and the reference has 2."])
     rows = [Row("attend csa", 80.0, 160.0, 40.0), Row("flush hca", 10.0, None, 5.0)]

@@ -16,14 +16,10 @@ from torch import Tensor
 
 from dsv4kv.errors import CudaUnavailable, DeviceError
 from dsv4kv.ops.cuda import launch as launching
-from dsv4kv.ops.cuda.compile import compile_module
-from dsv4kv.ops.cuda.inspection import catalogue, sections
-from dsv4kv.ops.cuda.launch import Launcher, OneStream, device_of, pack
+from dsv4kv.ops.cuda.launch import OneStream, device_of, pack
 from dsv4kv.ops.launches import KernelModule, Launch
-from dsv4kv.ops.spec import VARIANTS
 from tests.cuda.launch_fill import OtherGpuTensor, on_gpu
-from tests.cuda.toolchain import needs_bindings, needs_nvrtc
-from tests.examples import FULL
+from tests.cuda.toolchain import needs_bindings
 from tests.kernels.shim.apart import run_each_apart
 
 # function, grid, block, shared bytes, stream, no extra, count, scale
@@ -114,15 +110,6 @@ def test_without_a_gpu_the_cpu_backend_is_advised() -> None:
         launching.run(plan(on_gpu(torch.zeros(1))))
 
 
-def test_without_cuda_bindings_the_package_to_install_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
-    with pytest.raises(CudaUnavailable, match=r"pip install 'dsv4kv\[cuda\]'"):
-        Launcher()
-
-
 def test_a_second_stream_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = (SimpleNamespace(cuda_stream=number) for number in (7, 7, 9))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: next(streams))
@@ -132,17 +119,3 @@ def test_a_second_stream_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     stream.check(gpu)
     with pytest.raises(DeviceError, match="on stream 0x9, and earlier ones ran on 0x7"):
         stream.check(gpu)
-
-
-@needs_nvrtc
-def test_a_module_has_the_kernels_that_plans_launch_and_no_other() -> None:
-    found: dict[KernelModule, set[str]] = {}
-    for example in catalogue():
-        launch = example.launch
-        if launch.module.source == "flush.cuh":
-            found.setdefault(launch.module, set()).add(launch.kernel)
-    assert len(found) > len(VARIANTS["flush"])
-    for module, kernels in list(found.items())[:: 1 if FULL else 7]:  # seconds each
-        names = sections(compile_module(module, "sm_90a"))
-        code = {name for name in names if name.startswith(".text.")}
-        assert code == {f".text.{kernel}" for kernel in kernels}

@@ -1,23 +1,17 @@
 """What is wrong with machine code, and what has changed since the baseline."""
 
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dsv4kv.ops.cuda import compile as compiling
 from dsv4kv.ops.cuda import inspection
 from dsv4kv.ops.cuda.inspection import (
     broken_promises,
-    catalogue,
     drift,
     load_baseline,
     save_baseline,
 )
-from dsv4kv.ops.launches import KernelModule
 from tests.cuda.findings import GOOD, finding
 
 COPY = "page_copy fp8 × 32"
@@ -65,31 +59,3 @@ def test_what_changed_since_a_baseline_is_told(
     save_baseline(both, "13.0")
     assert list(drift([COPY_WITH_MORE], load_baseline("13.0"))) == DRIFT[before]
     assert list(drift(both[:1], load_baseline("13.0"))) == []
-
-
-def test_ctrl_c_ends_a_survey_before_it_has_compiled_everything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    compiled = []
-
-    def compile_module(module: KernelModule, architecture: str) -> bytes:
-        time.sleep(0.01)
-        compiled.append(architecture)
-        if len(compiled) == 10:
-            os.kill(os.getpid(), signal.SIGINT)
-        return b""
-
-    monkeypatch.setattr(inspection, "find_disassembler", lambda: None)
-    monkeypatch.setattr(inspection, "check_architecture", lambda _: None)
-    monkeypatch.setattr(inspection, "inspect_cubins", lambda _, cubins: [[] for _ in cubins])
-    monkeypatch.setattr(compiling, "compile_module", compile_module)
-    monkeypatch.setattr(compiling, "cache_name", lambda module, sm: f"{hash(module)}-{sm}")
-    monkeypatch.setattr(compiling, "_find", lambda _: None)
-    monkeypatch.setattr(compiling, "_keep", lambda *_: None)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            inspection.survey(catalogue(), ["sm_80", "sm_90a", "sm_100a", "sm_120"])
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert "sm_120" not in compiled

@@ -98,15 +98,6 @@ def test_grids_of_blocks_that_stay_are_what_132_multiprocessors_hold(
         assert _resident_blocks(finding) * 132 == INSERT_BLOCKS, finding.name
 
 
-def test_every_block_of_a_gather_that_looks_ahead_runs_from_the_start(
-    findings: list[su.Finding],
-) -> None:
-    ahead = [finding for finding in findings if fnmatchcase(finding.name, "gather_*, ahead")]
-    assert ahead
-    for finding in ahead:
-        assert _resident_blocks(finding) >= RESIDENT_BLOCKS, finding.name
-
-
 def _resident_blocks(finding: su.Finding) -> int:
     """Blocks that the registers of a multiprocessor are enough for; a warp takes 256 at a time."""
     registers = -(-finding.report.registers // 8) * 8

@@ -13,7 +13,10 @@ from tests.kernels.shim.twin import run
 from tests.ops.samples import ENTRIES, each_entry, generator, nan_output, same_bits
 
 SCALED = {name: entry for name, entry in ENTRIES.items() if entry.groups}
+
+
 FP4 = FORMATS["main"]["fp4"]
+
 
 each_scaled = pytest.mark.parametrize("entry", SCALED.values(), ids=SCALED)
 

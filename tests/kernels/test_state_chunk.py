@@ -13,7 +13,7 @@ from dsv4kv.ops.launches.pages import plan_compress_chunk
 from dsv4kv.ops.reference import read_bytes
 from dsv4kv.ops.storage import Compressor
 from tests.examples import examples
-from tests.kernels.launches import dirty_scratch, each_order, run_all
+from tests.kernels.launches import dirty_scratch, run_all
 from tests.ops import samples
 from tests.ops.operations import TWIN
 from tests.ops.streams import Request, partitions
@@ -133,23 +133,6 @@ def _chunk(
         scratch=dirty_scratch(compressor, len(entries)),
     )
     return launches, store.pages
-
-
-@each_order
-@pytest.mark.parametrize("state", ["ring", "online"])
-def test_a_chunk_may_be_shorter_than_its_buffers(state: str, reverse: bool) -> None:
-    """A captured graph has buffers for the longest chunk."""
-    fresh = samples.fresh_online if state == "online" else samples.fresh_ring
-    results = []
-    for capacity in (200, 333):
-        tensor = fresh(HCA, 3)
-        launches, pages = _chunk(HCA, tensor, [1, 1000 * 128 + 100, 200], 8, capacity)
-        run_all(launches, reverse=reverse)
-        results.append((pages, tensor))
-    assert torch.equal(results[0][0], results[1][0])
-    assert samples.same_bits(results[0][1], results[1][1])
-    assert bool((results[0][0].view(32, -1)[2:] == samples.POISON).all())
-    assert samples.same_bits(results[0][1][[0, 2]], fresh(HCA, 2))
 
 
 @pytest.mark.parametrize("state", ["ring", "online"])

@@ -15,7 +15,6 @@ from dsv4kv.model.plan import (
     CachePlan,
     Family,
     Kept,
-    bytes_per_token,
     choose_formats,
     families_in,
     plan_cache,
@@ -88,13 +87,6 @@ def test_what_a_resume_point_needs() -> None:
     assert needed[128] == needed[256] == tail | {"csa": 1, "csa_indexer": 1, "hca": 1}
     assert needed[260] == tail | {"hca_state": 1, "csa": 2, "csa_indexer": 2, "hca": 1}
     assert needed[384] == tail | {"csa": 2, "csa_indexer": 2, "hca": 2}
-
-
-@pytest.mark.parametrize("model", preset_names())
-def test_useful_bytes_of_a_block_are_the_models_bytes_per_token(model: str) -> None:
-    cache = plan(model)
-    useful = sum(f.useful_bytes(512) for f in families_in(cache.schemas) if f.kept is Kept.PAGES)
-    assert useful == 512 * bytes_per_token(cache.schemas)
 
 
 FORMATS = [
@@ -199,19 +191,3 @@ def piece_of(manager: KVCacheManager, family: Family, layer: int, unit: int) -> 
 
 
 FILLED = filled("v4-flash", {})
-
-
-@pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash", "v3.2"])
-def test_what_a_gpu_puts_is_where_the_cpu_puts_it(model: str) -> None:
-    whole = filled(model, {})
-    source, caches = CacheBytes(whole), [CacheBytes(KVCacheManager(whole.plan)) for _ in range(2)]
-    plain, gathered = caches
-    for family in source.families.values():
-        ids = np.array([2, 0, 1])
-        data, rows = room(family, 3), by_layer(family, ids[::-1])
-        with on_twin(source):
-            source.take(family, by_layer(family, ids), data)
-        plain.put(family, rows, data)
-        with on_twin(gathered):
-            gathered.put(family, rows, data)
-    assert bits(plain.manager) == bits(gathered.manager)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.errors import ConfigError
 from dsv4kv.model import formats as fm
 
 ENTRY_BYTES = {
@@ -34,15 +33,6 @@ ENTRY_BYTES = {
     ("indexer", "bf16"): 256,
 }
 FORMAT_IDS = [(place, name) for place in fm.FORMATS for name in fm.known_formats(place)]
-MOVED_IDS = [(place, name) for place, formats in fm.FORMATS.items() for name in formats]
-
-
-def pages_of(place: fm.Place) -> st.SearchStrategy[int]:
-    """Entries of a page: of a block of 128·k tokens, or of a window ring with its drafts."""
-    if place == "window":
-        return st.integers(128, 128 + 64)
-    ratios = st.sampled_from([1, 2, 4, 128] if place == "main" else [1, 2, 4])
-    return st.builds(lambda blocks, ratio: 128 * blocks // ratio, st.integers(1, 64), ratios)
 
 
 def test_every_format_is_listed_here() -> None:
@@ -91,20 +81,6 @@ def test_v32_rows_keep_their_parts_in_the_order_of_flashmla() -> None:
     assert (nvfp4.tail_bytes, nvfp4.groups, nvfp4.scale_columns) == (64, 32, 4)
 
 
-@pytest.mark.parametrize(("place", "name"), MOVED_IDS)
-@given(data=st.data())
-def test_rows_of_a_page_are_rows_of_the_whole_store(
-    place: fm.Place, name: str, data: st.DataObject
-) -> None:
-    """Stores are viewed as rows: pages and scale starts must be whole numbers of them."""
-    entry = fm.entry_format(place, name)
-    layout = fm.PageLayout(entry, data.draw(pages_of(place)))
-    assert layout.page_bytes % entry.data_row_bytes == 0
-    if entry.scale_row_bytes:
-        assert layout.page_bytes % entry.scale_row_bytes == 0
-        assert layout.scale_start % entry.scale_row_bytes == 0
-
-
 @pytest.mark.parametrize(("place", "name"), FORMAT_IDS)
 @given(data=st.data())
 def test_a_page_holds_its_entries_and_less_than_one_alignment_of_padding(
@@ -116,10 +92,3 @@ def test_a_page_holds_its_entries_and_less_than_one_alignment_of_padding(
     assert 0 <= layout.padding_bytes < entry.page_align
     assert layout.scale_offset(entries - 1) + entry.scale_bytes <= layout.page_bytes
     assert layout.page_bytes == entries * entry.entry_bytes + layout.padding_bytes
-
-
-@pytest.mark.parametrize("place", list(fm.FORMATS))
-def test_an_unknown_format_is_refused_with_the_choices(place: fm.Place) -> None:
-    with pytest.raises(ConfigError, match="'int4' is not") as refusal:
-        fm.entry_format(place, "int4")
-    assert all(name in str(refusal.value) for name in fm.known_formats(place))

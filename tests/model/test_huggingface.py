@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
-from dsv4kv.model.config import Candidates, Yarn, build_schedule
+from dsv4kv.model.config import Candidates, build_schedule
 from dsv4kv.model.plan import build_schema
 from dsv4kv.model.presets import config_from_huggingface, load_model
 
@@ -98,29 +98,14 @@ def test_only_kv_sources_of_v41_hold_compressed_kv_and_only_index_sources_select
     assert config.formats.main == "fp4"
 
 
-def test_a_model_without_sources_and_candidates_may_say_so() -> None:
-    empty = {"kv_source_layer_ids": list[int](), "index_source_layer_ids": list[int]()}
-    none = document(**empty) | {"sliding_window": None, "candidate_source_layer_id": -1}
-    assert config_from_huggingface(none, "model") == config_from_huggingface(document(), "model")
+UNKNOWN_KEYS = """
+    kv_share_layer_ids compress_stride compressor_types index_kpool indexer_types window_size
+    sliding_window_pattern kv_head_dim global_head_dim kv_cache_groups candidate_levels
+    attention_layer_types
+"""
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "kv_share_layer_ids",
-        "compress_stride",
-        "compressor_types",
-        "index_kpool",
-        "indexer_types",
-        "window_size",
-        "sliding_window_pattern",
-        "kv_head_dim",
-        "global_head_dim",
-        "kv_cache_groups",
-        "candidate_levels",
-        "attention_layer_types",
-    ],
-)
+@pytest.mark.parametrize("key", UNKNOWN_KEYS.split())
 def test_an_unknown_key_that_looks_like_a_cache_is_an_error_that_names_it(
     key: str, tmp_path: Path
 ) -> None:
@@ -128,22 +113,6 @@ def test_an_unknown_key_that_looks_like_a_cache_is_an_error_that_names_it(
     with pytest.raises(ConfigError, match=f"{key}: not known here") as refusal:
         load_model(path)
     assert str(refusal.value).startswith(path)
-
-
-def test_keys_of_other_parts_of_the_model_are_passed_over() -> None:
-    others = {
-        "engram_layer_ids": [1, 14],
-        "engram_head_dim": 256,
-        "dspark_target_layer_ids": [36, 37, 38],
-        "use_cache": True,
-        "v_head_dim": 128,
-        "hc_mult": 4,
-        "swiglu_limit": 10.0,
-        "vision_n_layers": 0,
-        "kv_unknown": None,
-    }
-    found = config_from_huggingface(document() | others, "model")
-    assert found == config_from_huggingface(document(), "model")
 
 
 FLAT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "model_type": "deepseek_v32"}
@@ -197,46 +166,27 @@ def test_46_entries_for_43_layers_are_three_draft_layers() -> None:
     assert sum(spec.is_draft for spec in build_schedule(config, draft_layers=True)) == 3
 
 
-def test_numbers_of_the_file_win_over_our_defaults() -> None:
-    scaling = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 1024}
-    config = config_from_huggingface(
-        document(sliding_window=64, rms_norm_eps=1e-5, index_n_heads=32, rope_scaling=scaling),
-        "model",
-    )
-    assert (config.window_tokens, config.norm_eps, config.index_heads) == (64, 1e-5, 32)
-    assert config.yarn == Yarn(factor=4, original_max_position=1024)
+WRONG_VALUES: dict[str, tuple[object, ...]] = {
+    "compress_ratios": (4, "4", [0, [4], 128], [0, 3, 128], [0, 4]),
+    "num_hidden_layers": ("many", 2.5, -3, 1025),
+    "num_nextn_predict_layers": (2**64, -1, [1]),
+    "max_position_embeddings": (10**400,),
+    "hidden_size": ([],),
+    "index_topk": (0,),
+    "sliding_window": ("wide",),
+    "rope_scaling": ("yarn", {"factor": "x"}),
+    "text_config": (3,),
+    "layer_types": (5,),
+    "compress_rates": ([4, 128],),
+    "kv_source_layer_ids": (2, [0]),
+    "index_source_layer_ids": ([99],),
+    "candidate_source_layer_id": (1,),
+    "index_topk_freq": (0,),
+}
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("compress_ratios", 4),
-        ("compress_ratios", "4"),
-        ("compress_ratios", [0, [4], 128]),
-        ("compress_ratios", [0, 3, 128]),
-        ("compress_ratios", [0, 4]),
-        ("num_hidden_layers", "many"),
-        ("num_hidden_layers", 2.5),
-        ("num_hidden_layers", -3),
-        ("num_hidden_layers", 1025),
-        ("num_nextn_predict_layers", 2**64),
-        ("max_position_embeddings", 10**400),
-        ("hidden_size", []),
-        ("index_topk", 0),
-        ("sliding_window", "wide"),
-        ("rope_scaling", "yarn"),
-        ("rope_scaling", {"factor": "x"}),
-        ("text_config", 3),
-        ("num_nextn_predict_layers", -1),
-        ("num_nextn_predict_layers", [1]),
-        ("layer_types", 5),
-        ("compress_rates", [4, 128]),
-        ("kv_source_layer_ids", 2),
-        ("kv_source_layer_ids", [0]),
-        ("index_source_layer_ids", [99]),
-        ("candidate_source_layer_id", 1),
-        ("index_topk_freq", 0),
-    ],
+    ("key", "value"), [(key, value) for key, values in WRONG_VALUES.items() for value in values]
 )
 def test_a_value_of_the_wrong_type_is_a_sentence_with_the_file(
     key: str, value: object, tmp_path: Path
@@ -270,14 +220,6 @@ def test_a_file_that_describes_no_such_model_is_refused_with_its_path(
     with pytest.raises(ConfigError, match=reason) as refusal:
         load_model(path)
     assert str(refusal.value).startswith(path)
-
-
-def test_a_folder_is_read_through_its_config_and_gives_the_name(tmp_path: Path) -> None:
-    folder = tmp_path / "DeepSeek-V4-Tiny"
-    folder.mkdir()
-    path = write(folder, document())
-    assert load_model(str(folder)) == load_model(path)
-    assert load_model(path).name == "DeepSeek-V4-Tiny"
 
 
 @pytest.mark.parametrize("name", ["v5-flash", "nowhere/config.json"])

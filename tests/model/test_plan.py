@@ -58,18 +58,6 @@ def test_every_pool_takes_the_bytes_that_were_planned(small: CachePlan) -> None:
     assert sum(predicted.values()) == small.total_bytes
 
 
-def test_a_pipeline_stage_with_drafts_takes_the_bytes_that_were_planned() -> None:
-    last = plan(stage=5, stages=6, draft_layers=True)
-    assert last.schemas[0].layer.layer_idx > 0
-    assert sum(KVCacheManager(last).memory_by_pool().values()) == last.total_bytes
-
-
-def test_bookkeeping_alone_takes_the_bytes_planned_for_tables() -> None:
-    manager = KVCacheManager(plan(), data=False)
-    (tables,) = (pool for pool in plan().pools if pool.name == "tables")
-    assert manager.memory_by_pool() == {("tables", "all", tables.unit_bytes): tables.total_bytes}
-
-
 @pytest.mark.parametrize(
     ("size", "what"),
     [("num_blocks", "blocks"), ("num_slots", "slots"), ("max_context_tokens", "context")],

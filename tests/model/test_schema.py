@@ -10,7 +10,6 @@ from dsv4kv.model.plan import (
     LayerCacheSchema,
     Sharing,
     StateFormat,
-    TableGroup,
     build_schema,
     table_groups,
 )
@@ -64,11 +63,6 @@ def test_rings_grow_by_the_drafts_that_may_be_rolled_back(spec: LayerSpec, draft
         assert after == ((2, before[1] + drafts, before[2]) if before else ())
 
 
-def test_online_state_with_drafts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot roll back drafts: use the ring state"):
-        schema(HCA, state="online", draft_tokens=1)
-
-
 @given(st.integers(-1000, 1000).filter(lambda n: n <= 0 or n % 128))
 def test_a_block_that_is_no_multiple_of_128_tokens_is_refused(block_tokens: int) -> None:
     with pytest.raises(ConfigError, match=f"block_tokens is {block_tokens}: .* multiple of 128"):
@@ -82,29 +76,9 @@ def test_a_v32_layer_holds_one_entry_per_token_and_no_window_or_state() -> None:
     assert layer.block_bytes == 128 * (656 + 132)
 
 
-def test_a_v41_reader_of_another_layers_kv_stores_its_window_alone() -> None:
-    reader = LayerSpec(3, AttentionType.CSA, 2, 2)
-    layer = build_schema(load_model("v4.1-flash"), reader)
-    assert (layer.main, layer.indexer, layer.state_bytes, layer.block_bytes) == (None, None, 0, 0)
-    assert layer.window_bytes == 128 * 528
-
-
 TOKENS = st.integers(0, 2_000_000)
 SHARINGS: list[Sharing] = ["model", "type", "layer"]
 MODELS = ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"]
-
-
-def groups_of(model: str, sharing: Sharing) -> dict[str, TableGroup]:
-    return {group.name: group for group in table_groups(schemas_of(model), sharing)}
-
-
-@given(TOKENS)
-def test_csa_and_hca_layers_need_the_known_numbers_of_128_token_blocks(tokens: int) -> None:
-    groups = groups_of("v4-flash", "type")
-    csa, hca = (groups[name].blocks_for(tokens) for name in ("csa", "hca"))
-    assert csa == (tokens + 124) >> 7
-    assert hca == tokens >> 7
-    assert hca <= csa <= hca + 1
 
 
 @given(TOKENS, st.sampled_from(MODELS), st.sampled_from(SHARINGS), st.integers(1, 16))
@@ -120,22 +94,3 @@ def test_a_table_holds_the_blocks_of_its_neediest_layer(
             for layer in group.layers
         }
         assert group.blocks_for(tokens) == max(needs)
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_every_layer_with_compressed_kv_is_in_one_group(model: str, sharing: Sharing) -> None:
-    schemas = schemas_of(model)
-    grouped = [layer for group in table_groups(schemas, sharing) for layer in group.layers]
-    assert sorted(grouped) == [schema.layer.layer_idx for schema in schemas if schema.main]
-
-
-def test_sharing_by_layer_is_a_lane_for_each_layer() -> None:
-    group = groups_of("v4-flash", "layer")["hca"]
-    assert group.lanes == len(group.layers) == 20
-    assert [group.lane_of(layer) for layer in group.layers] == list(range(20))
-
-
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_layers_without_compressed_kv_need_no_table(sharing: Sharing) -> None:
-    assert table_groups(schemas_of("v4-flash", layers=[0, 1]), sharing) == ()

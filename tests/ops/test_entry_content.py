@@ -1,6 +1,5 @@
 """What an entry is, from the report's formulas in float64 with complex rotations."""
 
-from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dsv4kv.ops import cpu
 from dsv4kv.ops.storage import Compressor
 from tests.examples import examples
 from tests.ops.samples import (
@@ -21,10 +19,7 @@ from tests.ops.samples import (
     poisoned_store,
     random_tokens,
     read_entries,
-    small_compressor,
 )
-
-LAST_ENTRY = 1_048_576 // 4 - 1
 
 
 def _assert_rounded(found: Tensor, exact: Tensor) -> None:
@@ -110,43 +105,3 @@ def test_recycled_state_gives_a_fresh_first_entry_once_it_is_reset(backend: Modu
         entries.append(_flushed(backend, compressor, state, 3))
     assert torch.equal(entries[0], entries[1])
     assert not torch.equal(entries[0], entries[2])
-
-
-@each_backend
-@examples(100)
-@given(st.one_of(st.integers(0, 1000), st.integers(0, LAST_ENTRY)), st.integers(0, 31))
-def test_rope_turns_interleaved_pairs_at_the_groups_first_position(
-    backend: ModuleType, index: int, pair: int
-) -> None:
-    compressor = replace(full_size_compressor("csa"), norm_weight=torch.ones(512))
-    unit = torch.zeros(512)
-    unit[448 + 2 * pair] = 1.0
-    state = _constant_state(compressor, unit)
-    found = _flushed(backend, compressor, state, 4 * index + 3)
-    angle = angles(compressor, 4 * index)[pair]
-    length = (1 / 512 + compressor.norm_eps) ** -0.5  # of a unit vector after RMSNorm
-    expected = torch.zeros(512, dtype=torch.float64)
-    expected[448 + 2 * pair] = angle.cos() * length
-    expected[448 + 2 * pair + 1] = angle.sin() * length
-    _assert_rounded(found, expected)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_large_scores_do_not_overflow_the_softmax(overlap: bool) -> None:
-    compressor = small_compressor(4, overlap)
-    state, (kv, score) = fresh_ring(compressor), random_tokens(compressor, compressor.rows, seed=6)
-    positions = torch.arange(8, 8 + compressor.rows)
-    score[1] += 1e4
-    score[-1] += 1e4
-    cpu.state_append(compressor, state, kv, score, torch.zeros_like(positions), positions)
-    biased = score + compressor.ape[positions % 4]
-    end = int(positions[-1])
-    expected = _entry(compressor, _halves(compressor, kv), _halves(compressor, biased), end - 3)
-    _assert_rounded(_flushed(cpu, compressor, state, end), expected)
-
-
-def _constant_state(compressor: Compressor, kv: Tensor) -> Tensor:
-    """A state whose every row holds this vector in both halves, so that it is what pools."""
-    state = torch.zeros(1, 2, compressor.rows, compressor.channels)
-    state[0, 0] = kv.repeat(compressor.channels // compressor.dim)
-    return state

@@ -17,7 +17,7 @@ from torch import Tensor
 from dsv4kv.model.config import inverse_frequencies
 from dsv4kv.model.formats import EntryFormat, PageLayout
 from dsv4kv.model.presets import load_model
-from dsv4kv.ops.storage import Entries, PageStore, make_rope, rope_rows
+from dsv4kv.ops.storage import Entries, PageStore, rope_rows
 from tests.ops.samples import each_backend
 
 DATA = Path(__file__).with_name("data")
@@ -95,11 +95,6 @@ def test_frequencies_have_the_bits_of_vllms() -> None:
     assert torch.equal(found, _floats(RECORDED["frequencies"]))
 
 
-def test_a_layer_without_compression_rotates_plainly_with_theta_10000() -> None:
-    expected = [10_000.0 ** (-i / 32) for i in range(32)]
-    assert inverse_frequencies(CONFIG, 0, "float64") == pytest.approx(expected, rel=1e-15)
-
-
 def test_rows_are_vllms_at_every_recorded_position_up_to_2_to_the_20() -> None:
     """To the bit where torch is built alike; its cosine may differ by a last place elsewhere."""
     assert len(ROWS) > 200
@@ -107,8 +102,3 @@ def test_rows_are_vllms_at_every_recorded_position_up_to_2_to_the_20() -> None:
     found = rope_rows(CONFIG, 4, torch.tensor(list(ROWS)))
     expected = torch.stack([_floats(row) for row in ROWS.values()])
     torch.testing.assert_close(found, expected, rtol=0, atol=2.0**-24)
-
-
-def test_a_table_has_the_rows_of_the_groups_first_positions() -> None:
-    table = make_rope(CONFIG, 128, 1000, "float32")
-    assert torch.equal(table, rope_rows(CONFIG, 128, torch.arange(0, 7 * 128, 128)))

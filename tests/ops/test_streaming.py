@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.ops import cpu
 from tests.examples import examples
 from tests.ops import samples
 from tests.ops.streams import Request, partitions
@@ -46,39 +45,3 @@ def test_chunks_and_tokens_in_turns_give_equal_pages_and_states(
     mixed.feed(zip(ways, sizes, strict=True))
     whole.chunk(sum(sizes))
     assert _equal(mixed, whole)
-
-
-@each_kind
-@some
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=20), seeds)
-def test_rejected_drafts_leave_no_trace_in_the_entries(
-    kind: str, accepted: list[int], seed: int
-) -> None:
-    """Each step appends 4 tokens, of which the last ones may be rejected and written anew."""
-    compressor = samples.full_size_compressor(kind)
-    start, count = compressor.ratio - 2, sum(accepted)
-    plain, drafting = (_request(kind, start + count + 4, seed, 3) for _ in range(2))
-    plain.append(start + count)
-    drafting.chunk(start)
-    for kept in accepted:
-        _draft_step(drafting, kept)
-    assert torch.equal(plain.store.pages, drafting.store.pages)
-
-
-def _draft_step(request: Request, kept: int) -> None:
-    tokens = slice(request.fed, request.fed + 4)
-    kv, score = request.kv[tokens].clone(), request.score[tokens].clone()
-    kv[kept:], score[kept:] = 1e6, 1e3  # rejected
-    slots, positions = torch.zeros(4).long(), torch.arange(tokens.start, tokens.stop)
-    compressor = request.compressor
-    cpu.state_append(compressor, request.state, kv, score, slots, positions)
-    done = positions[:kept][(positions[:kept] + 1) % compressor.ratio == 0]
-    cpu.flush(
-        compressor,
-        request.state,
-        torch.zeros_like(done),
-        done,
-        request.store,
-        done // compressor.ratio,
-    )
-    request.fed += kept

@@ -31,13 +31,6 @@ def two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_ways")
-def test_the_first_that_the_gpu_has_is_taken_unless_another_is_asked_for() -> None:
-    assert choose({"flush": None}, "sm_90a") == {"flush": "near"}
-    assert choose({"flush": None}, "sm_80") == {"flush": "far"}
-    assert choose({"flush": "far"}, "sm_90a") == {"flush": "far"}
-
-
-@pytest.mark.usefixtures("two_ways")
 @pytest.mark.parametrize(
     ("architecture", "sentence"),
     [

@@ -6,7 +6,7 @@ import pytest
 from dsv4kv.model.config import Candidates, DSV4Config, build_schedule
 from dsv4kv.model.plan import LayerCacheSchema, build_schema, choose_formats
 from dsv4kv.model.presets import load_model
-from dsv4kv.ops.work import CountedLayers, StepWork, Work
+from dsv4kv.ops.work import StepWork, Work
 
 K, M = 2**10, 2**20
 
@@ -22,9 +22,10 @@ class Step:
     def __init__(self, model: str | DSV4Config, *after: int, keys: str | None = None) -> None:
         config = load_model(model) if isinstance(model, str) else model
         self.schemas, tokens = schemas(config, keys), np.array(after)
-        counted = CountedLayers.of(config, self.schemas)
         consecutive = len(after) > 1 and after[1] == after[0] + 1
-        self._work = StepWork(counted, tokens[-1:] if consecutive else tokens, tokens - 1)
+        self._work = StepWork(
+            config, self.schemas, tokens[-1:] if consecutive else tokens, tokens - 1
+        )
 
     def of(self, operation: str, layer: int, *, indexer: bool = False) -> Work:
         return self._work.of(operation, self.schemas[layer], indexer=indexer)
@@ -86,22 +87,12 @@ def test_what_a_layer_writes_and_gathers_is_counted_by_hand(
 def test_an_online_state_is_a_running_sum() -> None:
     config = load_model("v4-flash")
     layers = [build_schema(config, s, state="online") for s in build_schedule(config, layers=[3])]
-    work = StepWork(CountedLayers.of(config, layers), np.array([128]), np.array([127]))
+    work = StepWork(config, layers, np.array([128]), np.array([127]))
     expected = {"state_append": 8 * 512 * 4, "flush": 2 * 512 * 4 + 584}
     for operation, moved in expected.items():
         assert work.of(operation, layers[0], indexer=False) == (1, moved, 0)
     fused = work.of("step_write", layers[0], indexer=False)[1]
     assert fused == 1616 + sum(expected.values()) - 2 * 512 * 4
-
-
-def test_a_chunk_keeps_no_more_rows_than_the_state_has() -> None:
-    work = Step("v4-flash", *range(5, 25)).of("compress_chunk", 2)
-    assert work == (20, 28 * 2 * 1024 * 4 + 5 * 584, 0)
-
-
-def test_an_entry_of_one_value_is_inserted() -> None:
-    assert Step("v3.2", 7).of("entry_insert", 0) == (1, 2 * 576 + 8 + 656, 0)
-    assert Step("v3.2", 7).of("indexer_insert", 0, indexer=True) == (1, 2 * 128 + 8 + 132, 0)
 
 
 def test_a_step_of_v4_flash_at_128k_is_counted_by_hand() -> None:
@@ -123,16 +114,6 @@ def test_a_step_of_v4_flash_at_128k_is_counted_by_hand() -> None:
     )  # fmt: skip
 
 
-def test_a_short_request_has_few_entries_and_a_short_window() -> None:
-    found = Step("v4-flash", 100)
-    assert found.total("index_scores")[1] == 21 * 25 * 64 * 128 * 2
-    attended = 43 * 100 + 21 * 25  # no HCA entry is complete
-    assert found.total("attend")[1] == attended * 64 * 512 * 4
-    first = Step("v4-flash", 1)
-    assert first.total("index_scores") == (21 * 64 * (128 + 4), 0)
-    assert first.total("attend")[1] == 43 * 64 * 512 * 4
-
-
 def test_drafts_share_keys_and_see_what_is_before_them() -> None:
     found = Step("v4-flash", *(4 * K - 1 + i for i in range(5)), keys="fp8")
     scores = K - 1 + 4 * K
@@ -141,11 +122,6 @@ def test_drafts_share_keys_and_see_what_is_before_them() -> None:
         21 * scores * 64 * 128 * 2,
     )
     assert found.total("select_topk") == (21 * (scores * 4 + 5 * 512 * 8), 0)
-
-
-def test_requests_share_no_keys() -> None:
-    both, *each = (Step("v4-flash", *after) for after in ((999, 5_000), (999,), (5_000,)))
-    assert both.total("index_scores")[0] == sum(one.total("index_scores")[0] for one in each)
 
 
 def test_v41_chooses_in_eight_layers_of_which_four_score_candidates_alone() -> None:
@@ -173,49 +149,3 @@ def test_the_newest_block_is_scored_as_far_as_it_goes(
         update={"candidates": Candidates(source=source, blocks=3, block_entries=8)}
     )
     assert Step(config, length).of("index_scores", 24)[2] == scored * 32 * 128 * 2
-
-
-def test_layers_for_which_another_one_chooses_only_attend() -> None:
-    """IndexCache on V4: a flag of the schedule."""
-    config = load_model("v4-flash")
-    sharing = config.model_copy(update={"index_sources": (2, 10, 18, 26, 34, 42)})
-    every, some = (Step(each, 128 * K) for each in (config, sharing))
-    assert some.total("index_scores")[0] * 21 == every.total("index_scores")[0] * 6
-    assert some.total("attend") == every.total("attend")
-
-
-# Of the bytes that a step moves in its cache: (share of what chooses, share of attention), in %.
-SHARES = {
-    ("v4-flash", "mxfp4", 8 * K): (23, 72),
-    ("v4-flash", "mxfp4", 128 * K): (70, 29),
-    ("v4-flash", "mxfp4", M): (79, 20),
-    ("v4-pro", "mxfp4", 128 * K): (64, 35),
-    ("v4-flash", "fp8", 8 * K): (36, None),
-    ("v4-flash", "fp8", 128 * K): (81, 19),
-    ("v4-flash", "fp8", M): (87, None),
-    ("v4-pro", "fp8", 128 * K): (76, None),
-}
-
-
-@pytest.mark.parametrize(("name", "keys", "tokens"), SHARES)
-def test_the_shares_of_a_step_by_key_format(name: str, keys: str, tokens: int) -> None:
-    """Less what is a token's own: its queries and outputs."""
-    found, config = Step(name, tokens, keys=keys), load_model(name)
-    asked = 132 * config.index_heads * len(found.layers("index_scores"))
-    own = config.num_layers * (8 + config.num_heads * (4 * 512 + 4))
-    choosing = found.total("index_scores", "select_topk")[0] - asked
-    attention = found.total("attend")[0] - own
-    moved = choosing + attention + sum(map(written, found.schemas))
-    for part, share in zip((choosing, attention), SHARES[name, keys, tokens], strict=True):
-        if share is not None:
-            assert 100 * part / moved == pytest.approx(share, abs=1)
-
-
-def written(schema: LayerCacheSchema) -> int:
-    """What a token writes to a layer, pooled entries left out: its window and its states."""
-    state = [
-        shape[-1] * 2 * 4 * 2
-        for shape in (schema.state_shape, schema.indexer_state_shape)
-        if shape
-    ]
-    return 1024 + 8 + 584 + sum(state)

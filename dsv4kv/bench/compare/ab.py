@@ -112,10 +112,7 @@ class Duel:
         return kinds[0]
 
 
-@dataclass(frozen=True)
-class _Plan:
-    task: Task
-    loaded: LoadedConfig
+_Plan = tuple[Task, LoadedConfig]
 
 
 def run_duel(duel: Duel, on_progress: OnProgress) -> tuple[tuple[Side, Side], bool]:
@@ -131,11 +128,11 @@ def run_duel(duel: Duel, on_progress: OnProgress) -> tuple[tuple[Side, Side], bo
         plans = [_plan(duel, index, stack) for index in range(2)]
         unit = duel.turns
         if unit is None:  # two caches fit into a host's memory; a GPU's is filled by one
-            on_host = all(plan.loaded.config.device == "cpu" for plan in plans)
+            on_host = all(loaded.config.device == "cpu" for _, loaded in plans)
             no_gpu = on_host or capture_environment()["versions"]["driver"] is None
             unit = "step" if no_gpu else "launch"
         order = draw_order(duel.launches, unit, duel.order_seed)
-        tasks = [plans[side].task for side in order]
+        tasks = [plans[side][0] for side in order]
         outcomes = run_launches(tasks, on_progress, together=2 if unit == "step" else 1)
     asked = 2 * duel.launches
     interrupted = len(outcomes) < asked or any(outcome.interrupted for outcome in outcomes)
@@ -179,7 +176,7 @@ def _plan(duel: Duel, index: int, stack: ExitStack) -> _Plan:
     source = str(find_config(loaded.source).resolve()) if kind == "git" else loaded.source
     tree = stack.enter_context(checked_out(value)) if kind == "git" else OWN_TREE
     arguments = source, *as_options(overrides, duel.axes)
-    return _Plan(Task(arguments, tree, NAMES[index]), loaded)
+    return Task(arguments, tree, NAMES[index]), loaded
 
 
 def _side(duel: Duel, plan: _Plan, outcomes: Sequence[Outcome]) -> Side:
@@ -188,9 +185,10 @@ def _side(duel: Duel, plan: _Plan, outcomes: Sequence[Outcome]) -> Side:
     words += as_options(duel.overrides, duel.axes)
     words += ["--turns", duel.turns] if duel.turns else []
     words += ["--launches", str(duel.launches)]
-    own = [outcome for outcome in outcomes if outcome.task.side == plan.task.side]
-    run_id = new_run_id(plan.loaded.config.name, own[0].started if own else datetime.now(UTC))
+    task, loaded = plan
+    own = [outcome for outcome in outcomes if outcome.task.side == task.side]
+    run_id = new_run_id(loaded.config.name, own[0].started if own else datetime.now(UTC))
     known = {"run_id": run_id, "argv": duel.argv, "reproduce": shlex.join(words)}
-    reference = duel.references[NAMES.index(plan.task.side)]
-    record = merge(own, duel.launches, plan.loaded, **known)
-    return Side(f"{plan.task.side} ({reference})", (record,))
+    reference = duel.references[NAMES.index(task.side)]
+    record = merge(own, duel.launches, loaded, **known)
+    return Side(f"{task.side} ({reference})", (record,))

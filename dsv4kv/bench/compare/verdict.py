@@ -146,8 +146,7 @@ class Launches:
     """One quantity over the launches of one side."""
 
     values: Sequence[float]  # median of each launch, above 0; any unit of time
-    order: Sequence[float] | None = None
-    """When each launch ran: any clock that both sides share. None if that is not known."""
+    order: Sequence[float]  # when each launch ran: any clock that both sides share
 
 
 @dataclass(frozen=True)
@@ -240,8 +239,6 @@ def _too_few(launches: Sequence[int], verdicts: int, alone: str) -> str:
 
 def _without_drift(before: Launches, after: Launches) -> tuple[Sequence[float], Sequence[float]]:
     """Both sides less the trend they share over time, if there is one."""
-    if before.order is None or after.order is None:
-        return before.values, after.values
     logs = np.log([*before.values, *after.values])
     rank = np.argsort(np.argsort([*before.order, *after.order])).astype(np.float64)
     is_after = np.repeat((0.0, 1.0), (len(before.values), len(after.values)))

@@ -29,13 +29,12 @@ from dsv4kv.cache.manager import (
     stage,
 )
 from dsv4kv.cache.step import Step
-from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import AttentionType, chooses_candidates
 from dsv4kv.model.plan import CHECKPOINT_TOKENS
 from dsv4kv.ops.cuda.launch import dependent_launches
 from dsv4kv.ops.spec import OPERATIONS, READS
 from dsv4kv.ops.storage import Entries, PartWrite
-from dsv4kv.ops.work import CountedLayers, StepWork
+from dsv4kv.ops.work import StepWork
 
 if TYPE_CHECKING:
     from dsv4kv.bench.serve.graphs import DecodeGraphs
@@ -310,18 +309,13 @@ class Filling(NamedTuple):
         values = self.inputs.entries(part.store.layout.format.dims)
         own: Tensors = {"entries": step.entries[group], "values": values, "keys": values}
         own |= self.inputs.pooled(part.compressor)
-        if operation == "state_append":
-            _check_append(part, step)
-        elif operation == "compress_chunk":
-            if step.num_requests != 1:
-                raise ConfigError(f"a chunk belongs to one request, not to {step.num_requests}.")
+        if operation == "compress_chunk":
             slot, start = step.first_token
             own |= {"slot": slot, "start": start, "entries": step.completed[group].entries}
         return own
 
     def _part_write(self, indexer: bool) -> PartWrite:
         part, group = self.layer.part(indexer), self.layer.group
-        _check_append(part, self.step)
         assert part.compressor is not None
         assert part.state is not None
         assert group is not None
@@ -360,15 +354,6 @@ class Filling(NamedTuple):
         assert layer.indexer is not None
         keys = {"store": layer.indexer.store, "out": reads.scores}
         return blocks | keys | {"queries": reads.codes, "weights": reads.weights}
-
-
-def _check_append(part: CompressedCache, step: Step) -> None:
-    """Raise ``ConfigError`` for more tokens of a request than the state holds until the flush."""
-    if step.max_request_tokens > part.max_append_tokens:
-        raise ConfigError(
-            f"{step.max_request_tokens} tokens of a request together, and its compressor state "
-            f"takes {part.max_append_tokens}: raise draft_tokens, or use compress_chunk."
-        )
 
 
 _samples = partial(array, "q")
@@ -472,11 +457,6 @@ class StepExecutor:
     def _ratios(self) -> list[int]:
         return [] if self.in_place else selecting_ratios(self.layers)
 
-    @cached_property
-    def counted(self) -> CountedLayers:
-        """The layers as their work is counted."""
-        return CountedLayers.of(self.layers[0].model, [layer.schema for layer in self.layers])
-
     @property
     def in_place(self) -> bool:
         """Whether decode steps read in place, as engines do."""
@@ -529,9 +509,10 @@ class StepExecutor:
         fused = self.gpu is not None and self.gpu.fused
         return decode_operations(layer, fused=fused, engine=self.in_place)
 
-    def work_of(self, step: StepTokens) -> StepWork:
-        after, positions = step.batch.tokens_after.numpy(), step.batch.positions.numpy()
-        return StepWork(self.counted, after, positions)
+    def work(self, after: Ids, positions: Ids) -> StepWork:
+        """Of a step that leaves requests with ``after`` tokens, at positions of its tokens."""
+        schemas = [layer.schema for layer in self.layers]
+        return StepWork(self.layers[0].model, schemas, after, positions)
 
     def _run(self, step: StepTokens, inputs: inp.StepInputs, spans: Spans | None = None) -> Run:
         """How a step is run; with ``spans`` its caller excludes the time that looking takes."""
@@ -564,7 +545,7 @@ class StepExecutor:
         with self._range("launch"):
             run_layers(work, step.batch, inputs, self._run(step, inputs, spans))
         if recorder.enabled:
-            counted = self.work_of(step)
+            counted = self.work(step.batch.tokens_after.numpy(), step.batch.positions.numpy())
             for call, began_ns, end_ns in spans:
                 (name, indexer), schema = call.operation, call.layer.schema
                 done, kind = counted.of(name, schema, indexer=indexer), schema.layer.attn.value
@@ -576,7 +557,6 @@ class StepExecutor:
     @contextmanager
     def _making_inputs(self, step: StepTokens) -> Iterator[None]:
         with self.recorder.excluded(), self._range("inputs"):
-            step.batch.check_current()
             yield
 
     def _range(self, name: str) -> AbstractContextManager[object]:

@@ -10,7 +10,6 @@ from dsv4kv.bench.serve import executor as ex
 from dsv4kv.bench.serve.inputs import InputBank, StepInputs
 from dsv4kv.cache.manager import DeviceTables, KVCacheManager
 from dsv4kv.cache.step import Step
-from dsv4kv.errors import CacheError
 from dsv4kv.ops.cuda.launch import OneStream, dependent_launches, foresee
 from dsv4kv.ops.cuda.launch import run as launch
 from dsv4kv.ops.launches import KernelModule
@@ -61,15 +60,8 @@ class DecodeGraphs:
         self._graphs = [self._capture(capture, size) for size in (most_requests, *powers)]
 
     def graph_for(self, requests: int) -> DecodeGraph:
-        """The smallest graph for this number of requests; raises ``CacheError``."""
-        for graph in reversed(self._graphs):
-            if requests <= graph.requests:
-                return graph
-        raise CacheError(
-            f"a batch of {requests} requests is beyond the largest captured, "
-            f"{self._graphs[0].requests}: raise workload.concurrency, or set workload.decode to "
-            "eager. Nothing was launched."
-        )
+        """The smallest graph for this number of requests, at most those that run at once."""
+        return next(graph for graph in reversed(self._graphs) if requests <= graph.requests)
 
     def load(self, inputs: StepInputs) -> None:
         """Put the step's data where the graphs read it."""

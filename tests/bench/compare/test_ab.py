@@ -69,14 +69,6 @@ def test_every_block_of_launches_has_as_many_of_either_side(
     assert order == []
 
 
-def test_two_backends_run_the_same_configuration(ran: list[Task]) -> None:
-    run(duel("backend:cpu", "backend:mine.py:gather", config="smoke", axes=["measure.seed=1,2"]))
-    assert [task.arguments for task in ran[:2]] == [
-        ("smoke", "--set", f"backend={backend}", "--axis", "measure.seed=1,2")
-        for backend in ('"cpu"', '"mine.py:gather"')
-    ]
-
-
 def test_two_revisions_run_the_text_of_this_configuration_in_trees_of_their_own(
     ran: list[Task], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -204,15 +196,6 @@ def test_a_revision_is_a_folder_with_its_files_and_then_gone(clone: Path) -> Non
     assert left_behind(clone) == (0, [])
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_nothing_is_left_behind_however_the_block_ends(
-    clone: Path, error: type[BaseException]
-) -> None:
-    with pytest.raises(error), checked_out("main"):
-        raise error
-    assert left_behind(clone) == (0, [])
-
-
 @pytest.mark.parametrize("revision", ["gone", "--help", "-q", "HEAD:dsv4kv", ""])
 def test_what_is_no_revision_is_refused(clone: Path, revision: str) -> None:
     with (
@@ -229,16 +212,3 @@ def test_a_revision_without_the_package_is_refused(clone: Path) -> None:
     with pytest.raises(ConfigError, match="holds no dsv4kv"), checked_out("HEAD"):
         pass
     assert left_behind(clone) == (0, [])
-
-
-@pytest.mark.usefixtures("clone")
-def test_outside_a_clone_the_sentence_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    with (
-        pytest.raises(ConfigError, match="find the source tree that main is of: run --ab"),
-        checked_out("main"),
-    ):
-        pass

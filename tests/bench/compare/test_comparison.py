@@ -63,15 +63,6 @@ def test_a_quantity_of_next_to_no_time_has_no_row_until_it_takes_some() -> None:
     assert grown.conclude() is SLOWER
 
 
-def test_the_geometric_mean_is_that_of_the_rows() -> None:
-    factors = dict.fromkeys(("gather_topk", "flush", "window_insert", "step"), 1.25)
-    before = make_launched_record(seed=1)
-    found = compared(before, make_launched_record(seed=1, factors=factors))
-    assert found.overall
-    assert found.overall.ratio == pytest.approx(1.25, rel=0.002)
-    assert found.overall.verdict is SLOWER
-
-
 def test_an_operation_that_moves_other_bytes_a_call_is_not_judged() -> None:
     before = make_launched_record(seed=1)
     cases = [
@@ -201,17 +192,6 @@ def on(**environment: Any) -> RunRecord:
     return make_launched_record(environment=make_environment(**environment))
 
 
-def configured(**changes: Any) -> RunRecord:
-    """A run whose configuration has some top-level values changed, or taken out with None."""
-    case = make_launched_case(0, {}, 0)
-    config = {k: v for k, v in (case.config | changes).items() if v != "taken out"}
-    return make_launched_record(cases=[case.model_copy(update={"config": config})])
-
-
-def test_a_run_is_like_another_of_the_same_machine_and_configuration() -> None:
-    assert told(make_launched_record(seed=1), make_launched_record(seed=2)) == []
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -245,14 +225,6 @@ def test_another_machine_or_software_is_told_by_field(
 )
 def test_another_revision_and_another_load_are_no_difference(changes: dict[str, Any]) -> None:
     assert told(on(), on(**changes)) == []
-
-
-def test_a_setting_that_one_version_does_not_know_is_told_and_does_not_matter() -> None:
-    (difference,) = list_differences(
-        make_side("A", configured(backend="taken out")), make_side("B", configured())
-    )
-    assert difference.kind == "unknown"
-    assert str(difference) == "unknown: backend: not there against unknown"
 
 
 def test_a_side_that_mixes_machines_is_told_even_if_the_other_mixes_the_same() -> None:
@@ -314,15 +286,6 @@ def test_what_the_machine_did_to_both_launches_of_a_pair_cancels() -> None:
     ratios = {row.quantity.name: row.judgement.ratio for row in found.rows}
     assert ratios["flush"] == pytest.approx(1.05, abs=0.01)
     assert "interleaved steps" in explain(found)
-
-
-def test_a_launch_without_its_partner_is_left_out() -> None:
-    before, after = moody_record(1), moody_record(2, {"flush": 1.05})
-    after = after.model_copy(update={"cases": after.cases[1:], "launches": after.launches})
-    found = compared(before, after)
-    whole = compared(before, moody_record(2, {"flush": 1.05}))
-    assert verdicts(found)["flush csa"] is SLOWER
-    assert found.rows[0].judgement.interval != whole.rows[0].judgement.interval
 
 
 def test_a_pair_of_which_one_knew_of_no_turns_is_no_pair() -> None:

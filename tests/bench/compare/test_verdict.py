@@ -29,38 +29,16 @@ from dsv4kv.bench.compare.verdict import (
 )
 
 SAME, FASTER, SLOWER, UNCLEAR = vd.Verdict
-LAUNCHES = 7
-
-
-def steady(rng: Generator, launches: int) -> NDArray[np.float64]:
-    """1 % between launches."""
-    return np.exp(rng.normal(0, 0.01, launches))
-
-
-def warming(rng: Generator, launches: int) -> NDArray[np.float64]:
-    """Gets 10 % slower from the first launch to the last."""
-    return steady(rng, launches) * np.linspace(1, 1.1, launches)
-
-
-def test_without_knowing_when_launches_ran_a_drift_in_a_row_is_taken_for_a_slowdown() -> None:
-    """What the order of launches is recorded for."""
-    times = warming(np.random.default_rng(1), 2 * LAUNCHES).tolist()
-    blind = vd.judge(vd.Launches(times[:LAUNCHES]), vd.Launches(times[LAUNCHES:]))
-    seeing = vd.judge(
-        vd.Launches(times[:LAUNCHES], range(7)), vd.Launches(times[LAUNCHES:], range(7, 14))
-    )
-    assert blind.verdict is SLOWER
-    assert (seeing.verdict, seeing.reason) == (
-        UNCLEAR,
-        "the machine drifted: interleave the launches",
-    )
 
 
 # ---- the rule itself ----------------------------------------------------------------------------
 
 
 def judged(before: list[float], after: list[float], **options: float) -> vd.Judgement:
-    return vd.judge(vd.Launches(before), vd.Launches(after), **options)  # type: ignore[arg-type]
+    """In turns, one before and one after."""
+    first, second = (vd.Launches(each, range(at, 99, 2)[: len(each)])
+                     for at, each in enumerate((before, after)))  # fmt: skip
+    return vd.judge(first, second, **options)  # type: ignore[arg-type]
 
 
 TIGHT = [100.0, 100.1, 99.9, 100.05, 99.95, 100.0, 100.02]
@@ -74,13 +52,6 @@ def test_a_change_within_the_floor_is_none_and_beyond_it_one(
     factor: float, verdict: vd.Verdict
 ) -> None:
     assert judged(TIGHT, [factor * t for t in TIGHT]).verdict is verdict
-
-
-def test_a_wide_interval_around_no_change_is_not_the_same() -> None:
-    wide = [90.0, 95.0, 100.0, 101.0, 105.0, 110.0, 112.0]
-    found = judged(wide, wide)
-    assert found.verdict is UNCLEAR
-    assert found.reason == "the launches differ too much: about 86 a side would decide"
 
 
 @pytest.mark.parametrize("change", [1.0, 1.005, 0.995])
@@ -97,13 +68,6 @@ def test_the_launches_that_are_said_to_decide_mostly_do(change: float, scatter: 
     assert min(needed) > 7
     decided = [run(round(np.median(needed))).verdict for _ in range(20)]
     assert decided.count(UNCLEAR) <= 10
-
-
-def test_one_launch_a_side_is_unclear_whatever_it_shows() -> None:
-    found = judged([100.0], [300.0])
-    assert (found.verdict, found.reason) == (UNCLEAR, "one launch a side")
-    assert found.ratio == pytest.approx(3)
-    assert found.interval is None
 
 
 def test_many_verdicts_at_once_take_more_launches_and_say_how_many() -> None:
@@ -196,13 +160,6 @@ def test_of_four_launches_the_interval_is_welchs_where_ranks_are_not_rare_enough
     found = ratio_of_sides(np.exp(logs).tolist(), np.exp(logs + 1).tolist(), 0.005)
     reach = 3.707428 * math.sqrt(2 * (0.02 / 3) / 4)
     assert np.log(interval(found)) == pytest.approx((1 - reach, 1 + reach), abs=1e-6)
-
-
-def test_where_ranks_are_not_rare_enough_all_that_was_seen_is_in_the_interval() -> None:
-    """Two heaps: Student's interval of pairs would end between them."""
-    found = ratio_of_pairs([1.0, 1.6, 1.6, 1.6, 1.6], 0.2 / 7)
-    assert found.low <= 1.0
-    assert found.high >= 1.6
 
 
 @given(times, times, tails)
@@ -323,16 +280,3 @@ def test_equals_are_seldom_called_a_change_and_intervals_hold(
 def test_what_is_five_percent_slower_is_found_where_launches_differ_by_one(turns: Unit) -> None:
     found = drawn(turns, MACHINES["normal, 1 %"], 7, 100, slowdown=0.05)
     assert sum(each.verdict is Verdict.SLOWER for each in found) >= 98
-
-
-def test_an_order_that_is_drawn_breaks_a_rhythm_that_a_fixed_one_takes_for_a_change() -> None:
-    """A wave with the period of A B B A, and equals on it."""
-    rng, told = default_rng(4), {"fixed": 0, "drawn": 0}
-    for trial in range(200):
-        orders = {"fixed": [0, 1, 1, 0] * 4, "drawn": draw_order(8, "launch", trial)}
-        noise = wave(rng, np.zeros(16))
-        for name, order in orders.items():
-            verdict = judged_in_order("launch", order, noise).verdict
-            told[name] += verdict in (Verdict.SLOWER, Verdict.FASTER)
-    assert told["fixed"] > 60
-    assert told["drawn"] <= 12

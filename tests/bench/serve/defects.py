@@ -186,12 +186,3 @@ def lose_all_but_the_first(right: Callable[..., None], *arguments: Any) -> None:
     """Outputs of the first request alone."""
     right(*arguments)
     arguments[-1][1:] = 0
-
-
-def leave_a_row_over(
-    right: Callable[..., None], ring: PageStore, slots: Tensor, tokens: Tensor, out: Tensor
-) -> None:
-    """A row beyond the tokens there are is not zeroed."""
-    right(ring, slots, tokens, out)
-    for row, count in zip(out, tokens.tolist(), strict=True):
-        row[count : count + 1] = 1

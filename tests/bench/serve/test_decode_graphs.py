@@ -5,17 +5,13 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 
-from dsv4kv.bench.serve.executor import StepTokens
 from dsv4kv.bench.serve.graphs import DecodeGraphs
-from dsv4kv.cache.manager import DeviceTables, prepare_forward
+from dsv4kv.cache.manager import DeviceTables
 from dsv4kv.cache.step import Step
-from dsv4kv.errors import CacheError
-from tests.bench.serve.gpu_serving import TwinBench, build, cache_bytes, serve_on_twin
-from tests.gpu_twin import twin_gpu
+from tests.bench.serve.gpu_serving import TwinBench, cache_bytes, serve_on_twin
 from tests.kernels.shim import twin
 
 LENGTHS = ((126, 6), (20, 9), (250, 4), (3, 5))  # a block, a CSA and an HCA entry on the way
@@ -94,52 +90,6 @@ def test_what_a_run_launches_was_foreseen_to_be_compiled_ahead(settings: tuple[s
         bench = serve_on_twin(((126, 3), (20, 4)), *two, *settings)
     assert len(bench.gpu.modules) > 10
     assert bench.gpu.modules <= bench.gpu.foreseen
-
-
-def test_capturing_runs_nothing_on_the_cache() -> None:
-    with twin_gpu() as gpu:
-        bench = build(gpu, "workload.concurrency=4")
-        untouched = build(gpu, "workload.concurrency=4", "workload.decode=eager")
-    found, fresh = cache_bytes(bench.manager), cache_bytes(untouched.manager)
-    for name, memory in fresh.items():
-        assert torch.equal(found[name], memory), name
-
-
-def decode_once(bench: TwinBench, requests: int) -> StepTokens:
-    """A decode step of new requests that have ten tokens each."""
-    slots = [bench.manager.admit_request() for _ in range(requests)]
-    before, after = np.full(requests, 10), np.full(requests, 11)
-    prepare_forward(bench.manager, slots, before, after)
-    step = Step.of(bench.manager, slots, before, after)
-    return StepTokens(step, np.arange(requests), after)
-
-
-def test_a_batch_beyond_the_largest_is_refused_before_anything_is_launched() -> None:
-    settings = ("workload.concurrency=2", "cache.num_slots=3", "workload.decode=graph")
-    with twin_gpu() as gpu:
-        bench = build(gpu, *settings)
-        step = decode_once(bench, 3)
-        bytes_before, launched = cache_bytes(bench.manager), len(gpu.launched)
-        with pytest.raises(
-            CacheError, match=r"^a batch of 3 requests is beyond the largest .* 2:"
-        ):
-            bench.drive.executor.decode(step)
-    assert (gpu.replays, len(gpu.launched)) == (0, launched)
-    for name, memory in cache_bytes(bench.manager).items():
-        assert torch.equal(memory, bytes_before[name]), name
-
-
-def test_decodes_take_turns_to_be_compared_looked_at_or_not() -> None:
-    one = ("workload.concurrency=1", "workload.decode=both")
-    bench = serve_on_twin([(5, 22)], *one, "measure.verify_every=2")
-    # 21 decode steps, numbered 1 to 21 after the prompt's: 10 looked at, 11 timed
-    assert bench.gpu.replays == 5 + 6
-    gpu = bench.drive.executor.gpu
-    assert gpu is not None
-    spans = {name: len(samples) for name, samples in gpu.clock.read_ns().items()}
-    assert spans == {"decode_graph_device": 6, "decode_eager_device": 5}
-    host = {name: len(s) for name, s in bench.recorder.latencies.items() if "host" in name}
-    assert host == {"decode_graph_host": 6, "decode_eager_host": 5}
 
 
 def skip_fill(patcher: Callable[..., Any]) -> Any:

@@ -119,14 +119,6 @@ def test_a_prompt_chunk_counts_its_work() -> None:
 # ---- observed and timed -------------------------------------------------------------------------
 
 
-def test_only_observed_steps_are_shown() -> None:
-    assert not serve([(20, 5)], "measure.verify_every=0").verifier.checks
-    every = serve([(20, 5)], "measure.verify_every=1").verifier.checks
-    assert every == {"gather_window": 4 * 3, "compressed KV": 5, "indexer keys": 5}
-    second = serve([(20, 5)], "measure.verify_every=2").verifier.checks
-    assert second == {"gather_window": 2 * 3, "compressed KV": 3, "indexer keys": 3}
-
-
 def test_inputs_choices_and_checks_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a clock that only operations and checks move, a step takes what its operations do.
 

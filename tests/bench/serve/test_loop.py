@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from dsv4kv.bench.serve.executor import Recorder, StepExecutor, StepTokens
 from dsv4kv.bench.serve.loop import ServingLoop, unused_bytes
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
-from dsv4kv.config.bench import BenchConfig
-from dsv4kv.errors import CacheError
 from dsv4kv.model.plan import plan_cache
 from dsv4kv.model.presets import load_model
 from tests.bench.serve.scenes import Scene, run, scenes
@@ -53,20 +50,6 @@ def test_nothing_is_held_after_the_run_and_never_more_than_there_is(scene: Scene
     peak = max((step.held for step in log.steps), default=0)
     assert log.totals.peak_blocks == peak
     assert peak <= sum(plan.num_blocks[group.name] * group.lanes for group in plan.groups)
-
-
-@given(scenes())
-def test_a_step_takes_decode_tokens_and_prompt_up_to_its_budget(scene: Scene) -> None:
-    served = scene.served
-    for step in run(scene).steps:
-        decoders = [r for r, before in step.before.items() if before >= served[r][0]]
-        decode = sum(step.take(request) for request in decoders)
-        prompt = sum(step.take(request) for request in step.before) - decode
-        assert prompt <= max(0, scene.config.workload.step_tokens - decode)
-        assert all(
-            1 <= step.take(r) <= 1 + scene.config.workload.speculative.draft_tokens
-            for r in decoders
-        )
 
 
 @given(scenes())
@@ -120,19 +103,6 @@ def simulate(scene: Scene) -> list[dict[int, int]]:
 PLAIN = serving(2, 100)
 
 
-def test_a_case_worked_out_by_hand() -> None:
-    log = run(Scene([(150, 3), (60, 1), (10, 2), (5, 0)], PLAIN))
-    assert [{r: step.take(r) for r in step.before} for step in log.steps] == [
-        {0: 100},  # the first prompt fills the step
-        {0: 50, 1: 50},  # its rest gives an output token, the second prompt begins
-        {0: 1, 1: 10},  # decoding goes first; request 1 ends with its only output
-        {0: 1, 2: 10},  # request 0 returns its third output, which is not fed
-        {2: 1, 3: 5},
-    ]
-    assert log.released == [1, 0, 2, 3]
-    assert (log.totals.input_tokens, log.totals.output_tokens) == (225, 6)
-
-
 @pytest.mark.parametrize(
     "scene",
     [
@@ -150,44 +120,25 @@ def test_a_request_larger_than_the_cache_is_rejected_and_the_others_served(scene
 class Collector:
     """Takes the place of the executor and keeps what it is given."""
 
-    def __init__(self, fail_after: int | None = None) -> None:
-        self.steps: list[tuple[str, StepTokens]] = []
-        self.prepared: list[tuple[list[int], list[int]]] = []
-        self._fail_after = fail_after
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[int], int]] = []
 
-    def decode(self, step: StepTokens) -> None:
-        self._collect("decode", step)
+    def decode(self, step: StepTokens, kind: str = "decode") -> None:
+        self.told.append((kind, step.requests.tolist(), step.batch.num_tokens))
 
     def prefill(self, step: StepTokens) -> None:
-        self._collect("prefill", step)
+        self.decode(step, "prefill")
 
-    def prepare(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-        self.prepared.append((slots.tolist(), tokens.tolist()))
-
-    def _collect(self, kind: str, step: StepTokens) -> None:
-        if len(self.steps) == self._fail_after:
-            raise KeyboardInterrupt
-        self.steps.append((kind, step))
-
-
-def make_loop(
-    collector: Collector, plan: BenchConfig, *lengths: tuple[int, int]
-) -> tuple[ServingLoop, Recorder, KVCacheManager]:
-    log = run(Scene([], plan))
-    recorder = Recorder()
-    executor = cast(StepExecutor, collector)
-    loop = ServingLoop(log.manager, make_requests(*lengths), plan, recorder, executor)
-    return loop, recorder, log.manager
+    def prepare(self, *_: object) -> None:
+        pass
 
 
 def test_the_executor_gets_decoders_together_and_each_prompt_chunk_alone() -> None:
-    collector = Collector()
-    loop, _, _ = make_loop(collector, serving(3, 100), (4, 3), (5, 3), (120, 1))
-    loop.run()
-    told = [
-        (kind, step.requests.tolist(), step.batch.num_tokens) for kind, step in collector.steps
-    ]
-    assert told == [
+    collector, config = Collector(), serving(3, 100)
+    manager, requests = run(Scene([], config)).manager, make_requests((4, 3), (5, 3), (120, 1))
+    executor = cast(StepExecutor, collector)
+    ServingLoop(manager, requests, config, Recorder(), executor).run()
+    assert collector.told == [
         ("prefill", [0], 4),
         ("prefill", [1], 5),
         ("prefill", [2], 91),
@@ -195,34 +146,6 @@ def test_the_executor_gets_decoders_together_and_each_prompt_chunk_alone() -> No
         ("prefill", [2], 29),
         ("decode", [0, 1], 2),
     ]
-
-
-def test_a_step_knows_which_of_its_drafts_will_be_rejected() -> None:
-    collector = Collector()
-    plan = serving(2, 100, draft_tokens=2, acceptance=0.5)
-    loop, _, _ = make_loop(collector, plan, (10, 40))
-    loop.run()
-    ends = [(int(step.kept[0]), int(step.batch.tokens_after[0])) for _, step in collector.steps]
-    starts = [int(step.batch.positions[0]) for _, step in collector.steps]
-    assert starts == [0, *(kept for kept, _ in ends[:-1])]
-    assert {after - kept for kept, after in ends} == {0, 1, 2}
-
-
-def test_an_interrupted_run_has_the_totals_of_the_steps_before() -> None:
-    loop, _, manager = make_loop(Collector(fail_after=3), PLAIN, (150, 30))
-    with pytest.raises(KeyboardInterrupt):
-        loop.run()
-    assert (loop.totals.steps, loop.totals.input_tokens, loop.totals.output_tokens) == (3, 150, 2)
-    assert loop.totals.wall_ns > 0
-    assert manager.num_held_blocks > 0
-
-
-def test_a_refusal_of_the_cache_ends_the_run_with_its_sentence() -> None:
-    loop, _, manager = make_loop(Collector(), PLAIN, (150, 3))
-    for _ in range(7):  # another user of the pool
-        manager.tables[0].allocator.acquire(1)
-    with pytest.raises(CacheError, match=r"raise cache\.num_blocks"):
-        loop.run()
 
 
 CONTEXT_TOKENS = 2000

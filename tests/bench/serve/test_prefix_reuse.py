@@ -19,9 +19,8 @@ from dsv4kv.bench.serve.inputs import PromptContents, StepInputs
 from dsv4kv.bench.serve.loop import ServingLoop
 from dsv4kv.bench.serve.reuse import PrefixReuse, prompt_keys
 from dsv4kv.bench.serve.verifier import gathered
-from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.cache.checkpoints import CheckpointPool
-from dsv4kv.errors import CacheError, ConfigError, NotOwner
+from dsv4kv.errors import CacheError, ConfigError
 from dsv4kv.ops.registry import load_backend
 from dsv4kv.runs.schema import Totals
 from dsv4kv.traces.request import Request
@@ -150,24 +149,6 @@ def test_what_is_gathered_has_the_bits_of_a_run_without_reuse(options: tuple[str
         assert torch.equal(with_reuse.rows[place], without.rows[place]), place
 
 
-def test_junctions_win_back_what_ends_alone_lose() -> None:
-    (ends, _), (junctions, _) = (
-        decide(draw_requests(30, seed=1), RADIX, f"cache.prefix.windows={windows}")
-        for windows in ("ends", "ends+junctions")
-    )
-    assert junctions.resumed_tokens > ends.resumed_tokens
-
-
-def decide(requests: Sequence[Request], *options: str) -> tuple[Totals, PrefixReuse]:
-    """Totals of a run without data, and what was reused."""
-    config = make_config(*COMMON, *options, "workload.data=none")
-    manager = build_manager(config, plan_from(config), None)
-    reuse = build_reuse(config, manager, load_backend("cpu"))
-    assert reuse is not None
-    loop = ServingLoop(manager, requests, config, Recorder(), None, reuse)
-    return loop.run(), reuse
-
-
 # ---- that the checks can fail -------------------------------------------------------------------
 
 
@@ -192,24 +173,11 @@ def copy_nothing(patcher: Callable[..., Any]) -> Any:
     return patcher(load_backend("cpu"), "page_copy", lambda store, sources, targets: None)
 
 
-def forget_to_keep(patcher: Callable[..., Any]) -> Any:
-    """Blocks of a cached prefix go back to the pool with their first owner."""
-    return patcher(BlockPool, "retain", lambda self, ids: None)
-
-
 @pytest.mark.parametrize("defect", [restore_another, restore_nothing, copy_nothing])
 def test_a_prefix_that_is_not_brought_back_is_found(defect: Callable[..., Any]) -> None:
     with defect(patch.object):
         _, _, failures = serve(draw_requests(14), *VARIANTS["blocks copied"])
     assert failures
-
-
-def test_blocks_that_nobody_counts_are_refused() -> None:
-    with (
-        forget_to_keep(patch.object),
-        pytest.raises(NotOwner, match=r"^blocks .* Nothing was changed"),
-    ):
-        serve(draw_requests(14), *VARIANTS["to 128 tokens"])
 
 
 # ---- bookkeeping under any requests -------------------------------------------------------------
@@ -323,9 +291,3 @@ def test_references_equal_owners_at_every_step(case: tuple[list[Request], list[s
 def test_hashes_of_other_lengths_than_keys_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"covers 16 tokens, and prefixes .* of 128"):
         prompt_keys(Request(0.0, 64, 5, (1, 2, 3, 4), 16), 128)
-
-
-def test_a_configuration_that_cannot_share_says_what_to_set() -> None:
-    options = [each for each in COMMON if not each.startswith("cache.sharing=")]
-    with pytest.raises(ConfigError, match="sharing to model"):
-        make_config(*options, "cache.prefix.index=radix", "cache.sharing=layer")

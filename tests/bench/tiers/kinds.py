@@ -23,7 +23,7 @@ def opened(kind: str, folder: Path) -> Iterator[Store]:
 
 
 def file_of(store: FileStore, name: str) -> Path:
-    return next(store.folder.glob(f"*/{name.replace('/', '~')}.kv"))
+    return next(store.folder.glob(f"*/{name}.kv"))
 
 
 def content(number: int, size: int) -> Bytes:

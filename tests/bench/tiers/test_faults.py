@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 from dsv4kv.bench.library import Bytes, FileStore, Found, Library, MemoryStore, Restored, Store
-from dsv4kv.bench.objects import CacheBytes, Objects
-from dsv4kv.cache.blocks import Ids
-from dsv4kv.model.plan import Family, Kept
 from tests.bench.tiers.kinds import file_of
 from tests.bench.tiers.world import World, tokens_of
 
@@ -153,54 +150,3 @@ class Forgetful(MemoryStore):
 
 def test_what_is_lost_between_looking_and_reading_gives_the_blocks_back() -> None:
     assert Stored(store=Forgetful()).is_refused().endswith(".hca")
-
-
-Take = Callable[[CacheBytes, Family, Ids, Objects], None]
-
-
-def virtual_ids(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
-    """sglang#31471: ids as they were before blocks were moved."""
-    blocks = cache.manager.plan.num_blocks["model"]
-    TAKE(cache, family, (ids + 1) % blocks if family.kept is Kept.PAGES else ids, into)
-
-
-def one_table_for_all(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
-    """tokenspeed#1048: groups of slots indexed with the ids of pages."""
-    TAKE(cache, family, ids if family.kept is Kept.PAGES else (ids + 1) % 4, into)
-
-
-def truncated(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
-    """vllm#57661, before anything is stored."""
-    TAKE(cache, family, ids, into)
-    if family.state_shape:
-        into[..., family.piece_bytes * 19_008 // 32_768 :] = 0
-
-
-def no_drafts(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
-    """sglang#30461, with the draft's room sent as it was."""
-    TAKE(cache, family, ids, into)
-    if family.part == "window":
-        into[:, -1] = 0
-
-
-def stale_ring(cache: CacheBytes, family: Family, ids: Ids, into: Objects) -> None:
-    """ATOM#1417: the ring as another request left it."""
-    TAKE(cache, family, (ids + 2) % 4 if family.part == "window" else ids, into)
-
-
-TAKE: Take = CacheBytes.take
-
-
-@pytest.mark.parametrize(
-    "fault", [TAKE, virtual_ids, one_table_for_all, truncated, no_drafts, stale_ring]
-)
-def test_what_is_stored_wrong_is_found_by_going_on(
-    fault: Take, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its digest is right: only a run that never left shows that the bytes are not."""
-    monkeypatch.setattr(CacheBytes, "take", fault)
-    stored = Stored("model.layers=[0,2,3,43]", "model.draft_layers=true")
-    restored = stored.restore()
-    monkeypatch.setattr(CacheBytes, "take", TAKE)
-    assert restored.tokens == TOKENS
-    assert bool(stored.world.differences(stored.stayed, stored.slot)) == (fault is not TAKE)

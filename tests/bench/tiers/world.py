@@ -41,8 +41,8 @@ class World(Requests):
         super().__init__(manager, drive_on_cpu(config, manager, Recorder()).executor)
         self.cache = CacheBytes(manager)
 
-    def library(self, store: Store, revision: str = "1") -> Library:
-        return Library(self.cache, store, revision=revision)
+    def library(self, store: Store) -> Library:
+        return Library(self.cache, store)
 
     def go_on(self, slot: int, serial: int, end: int) -> None:
         """What a server does with a restored request: compute the rest, then decode."""

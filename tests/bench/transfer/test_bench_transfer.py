@@ -1,13 +1,11 @@
 """``bench transfer``: a prompt moves between two caches, is verified, and timed."""
 
 import json
-import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import Pipe
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,11 +28,10 @@ from dsv4kv.bench.transfer import (
 from dsv4kv.cli import app
 from dsv4kv.config.experiments import TransferConfig
 from dsv4kv.config.load import load_config
-from dsv4kv.errors import ConfigError, StoreFull, StoreUnavailable
+from dsv4kv.errors import ConfigError, StoreUnavailable
 
 SMALL = ["model.layers=[0,2,3]", "tokens=259", "timed_tokens=1024", "chunk_tokens=256", "rounds=6"]
 SMALL += ["decode_steps=2", "timeout_s=60"]
-SHM = Path("/dev/shm")
 
 
 def config(*overrides: str) -> TransferConfig:
@@ -89,19 +86,6 @@ def test_what_the_prefill_side_refuses_is_raised_here() -> None:
         moved("model.layers=[0,99]")
 
 
-def test_too_little_shared_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not SHM.exists():
-        pytest.skip("no /dev/shm here, whose size is a limit")
-    monkeypatch.setattr(sharing, "disk_usage", lambda path: type("", (), {"free": 4096}))
-    with pytest.raises(StoreFull, match=r"/dev/shm 4.00 KiB free: make it larger"):
-        moved()
-
-
-def test_a_prompt_beyond_the_memory_is_refused_before_any_of_it_is_taken() -> None:
-    with pytest.raises(ConfigError, match=r"100,000,000,001 tokens need .* of memory: lower tok"):
-        moved("tokens=99_999_999_999")
-
-
 def test_pages_that_have_moved_under_their_numbers_fail_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,39 +106,12 @@ def test_pages_that_have_moved_under_their_numbers_fail_the_run(
     assert failure.startswith("2 decode steps do not read what")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--axis", "state=ring,ring"), "comes twice"),
-        (("--set", "tokens=0"), "tokens"),
-        (("--set", "transport=shm"), "transport"),
-        (("--set", "layers=[0,2]"), "did you mean model.layers?"),
-    ],
-)
-def test_what_cannot_be_asked_is_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:
-    result = transfer(*arguments)
-    assert result.exit_code == 2
-    assert sentence in " ".join(result.stderr.split())
-
-
 def test_two_processes_by_shared_memory() -> None:
     result = transfer("--json", "-")
     assert (result.exit_code, result.stderr) == (0, "")
     document = json.loads(result.stdout)
     assert document["failures"] == []
     assert document["pages"] > 0
-
-
-def test_shared_memory_has_no_name_that_could_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    with shared_file() as file:
-        assert os.fstat(file.fileno()).st_nlink == 0
-
-    def refuse(**_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(sharing, "TemporaryFile", refuse)
-    with pytest.raises(StoreUnavailable, match=r"no shared memory can be had .*: let .* be wri"):
-        shared_file()
 
 
 def test_a_difference_ends_the_command_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dsv4kv.model.plan import CachePlan
-from dsv4kv.ops.check import Disagreement, check_backend
+from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import Foreign, combine, resolve_backend
 from dsv4kv.ops.spec import OPERATIONS
 from tests.ops.operations import CACHES, cache
@@ -20,7 +20,7 @@ CSA, HCA = "main pages of 32 fp8_ds_mla entries", "main pages of 1 fp8_ds_mla en
 KEYS, RING = "indexer pages of 32 mxfp4 entries", "window pages of 128 fp8_ds_mla entries"
 
 
-def check(name: str, plan: CachePlan = SHIPPED) -> list[Disagreement]:
+def check(name: str, plan: CachePlan = SHIPPED) -> list[str]:
     """Of a place, or of ``operation=defect``."""
     operation, equals, defect = name.partition("=")
     if equals:
@@ -92,20 +92,8 @@ def test_a_wrong_operation_is_named_with_what_is_wrong(defect: str) -> None:
     operation = defect.partition("=")[0]
     found = check(defect, CACHES["V4.1"] if operation in OF_V41 else SHIPPED)
     subject, problem = WRONG[defect]
-    assert (found[0].backend, found[0].operation, found[0].subject) == (defect, operation, subject)
-    assert problem in found[0].problem
-
-
-def test_rows_behind_the_longest_request_may_stay_as_they_were(write_module: Write) -> None:
-    write_module(
-        "mine",
-        "from dsv4kv.ops import cpu\n"
-        "def gather_all(store, table, slots, lengths, out):\n"
-        "    part = out[:, : int(lengths.max())].contiguous()\n"
-        "    cpu.gather_all(store, table, slots, lengths, part)\n"
-        "    out[:, : part.shape[1]] = part\n",
-    )
-    assert check("mine:gather_all") == []
+    assert found[0].startswith(f"{operation} of {defect} on {subject}: ")
+    assert problem in found[0]
 
 
 @pytest.mark.parametrize(("step", "problems"), [(2.0**-7, 0), (2.0**-3, 1)])
@@ -130,17 +118,9 @@ def test_a_sum_that_rounds_differently_before_it_is_rotated_is_right(
     rotating = cache(("bf16", "bf16", "bf16"))
     assert rotating.hadamard
     found = check_backend(resolve_backend("mine:flush", "cpu"), rotating, CPU)
-    assert [one.subject for one in found] == ["indexer states of csa layers"] * problems
+    keys = "flush of mine:flush on indexer states of csa layers: "
+    assert [one.startswith(keys) for one in found] == [True] * problems
 
 
 def test_every_operation_has_a_defect_that_is_found() -> None:
     assert {defect.partition("=")[0] for defect in WRONG} == set(OPERATIONS)
-
-
-def test_a_disagreement_is_a_sentence() -> None:
-    found = check("gather_all=raises")
-    assert [str(each) for each in found] == [
-        f"gather_all of gather_all=raises on {pages}: gather_all raised "
-        "RuntimeError in wrong.py:96: invalid device function"
-        for pages in (CSA, KEYS, HCA)
-    ]

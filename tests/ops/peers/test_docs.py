@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsv4kv.choices import BACKENDS, PEERS
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import resolve_backend
 from tests.ops.operations import CACHES
@@ -23,11 +22,6 @@ def test_the_example_equals_the_reference(tmp_path: Path, monkeypatch: pytest.Mo
     assert resolved.foreign == ("gather_topk",)
     for cache in ("as shipped", "long blocks"):
         assert check_backend(resolved, CACHES[cache], torch.device("cpu")) == []
-
-
-def test_every_name_of_a_backend_is_explained() -> None:
-    for name in (*BACKENDS, *PEERS):
-        assert f"`{name}`" in PAGE
 
 
 def test_the_operations_of_every_package_are_listed() -> None:

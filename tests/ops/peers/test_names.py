@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsv4kv.choices import BACKENDS
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.ops import reference
@@ -27,13 +26,6 @@ def refusal(name: str, base: str = "cpu") -> str:
     with pytest.raises(ConfigError) as caught:
         resolve_backend(name, base)
     return str(caught.value)
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_our_own_backends_bring_nothing_foreign(name: str) -> None:
-    resolved = resolve_backend(name, "reference")
-    assert (resolved.name, resolved.foreign, resolved.version) == (name, (), None)
-    assert resolved.backend is BACKENDS[name].load()
 
 
 def test_an_unknown_name_is_refused_with_the_choices() -> None:
@@ -136,18 +128,6 @@ def test_what_cannot_be_loaded_is_refused_in_a_sentence(
     assert refusal(name).startswith(f"backend {name!r}: {REFUSALS[name]}")
 
 
-def test_a_module_in_the_current_folder_is_a_file_to_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "lies_here.py").write_text("raise SystemExit")
-    monkeypatch.chdir(tmp_path)
-    assert refusal("deep.lies_here:f") == (
-        "backend 'deep.lies_here:f': no module 'deep.lies_here' is installed. "
-        "For deep/lies_here.py in this folder write deep/lies_here.py:f."
-    )
-
-
 @pytest.mark.parametrize("name", ["./mine.py:", "{}/mine.py:both.it"])
 def test_a_file_is_named_by_its_path_and_imported_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,18 +148,6 @@ def test_a_file_is_named_by_its_path_and_imported_once(
         resolved = resolve_backend(name.format(tmp_path), "cpu")
         assert resolved.foreign == ("gather_all",)
     assert (sys.path, Path("imports").read_text()) == (before, "1")
-
-
-def test_a_file_s_neighbours_are_not_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.py").write_text("import neighbour_of_it")
-    (tmp_path / "neighbour_of_it.py").touch()
-    monkeypatch.chdir(tmp_path)
-    assert refusal("mine.py:x") == (
-        "backend 'mine.py:x': importing mine.py failed (ModuleNotFoundError in mine.py:1: "
-        "No module named 'neighbour_of_it'). A file imports from installed packages alone."
-    )
 
 
 def test_a_function_that_takes_some_formats_is_called_for_these_alone(write_module: Write) -> None:

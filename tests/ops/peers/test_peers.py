@@ -13,7 +13,7 @@ from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import resolve_backend
 from dsv4kv.ops.scenes import Scene, make_call, scenes_of
 from dsv4kv.ops.storage import PageStore
-from tests.ops.operations import CACHES, CPU, SEED, bytes_after, cache
+from tests.ops.operations import CACHES, CPU, SEED, cache
 from tests.ops.peers import standins
 
 Write = Callable[..., None]
@@ -97,20 +97,6 @@ def test_a_function_sees_the_pools_own_bytes(name: str, write_module: Write) -> 
     assert standins.caches_seen[0].data_ptr() == pages.data_ptr()
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang"])
-def test_pages_of_other_formats_are_left_to_the_base(name: str, write_module: Write) -> None:
-    write_module(*PACKAGES[name])
-    resolved = resolve_backend(name, "cpu")
-    scene = scene_of("gather_all", "mxfp4", CACHES["as shipped"])
-    standins.caches_seen.clear()
-    mine, own = (bytes_after(scene, each.backend.gather_all) for each in
-                 (resolved, resolve_backend("cpu", "cpu")))  # fmt: skip
-    assert all((a == b).all() for a, b in zip(mine, own, strict=True))
-    assert standins.caches_seen == []
-    assert resolved.serves("gather_all", "fp8_ds_mla")
-    assert not resolved.serves("gather_all", "mxfp4")
-
-
 def test_a_cache_without_such_pages_is_nothing_for_them(write_module: Write) -> None:
     write_module(*PACKAGES["vllm"])
     resolved = resolve_backend("vllm", "cpu")
@@ -148,18 +134,6 @@ def test_a_version_without_the_function_is_said_to_be_one(
         f"backend vllm: vllm 0.1 has no {VLLM_CACHE_UTILS}:dequantize_and_gather_k_cache: install "
         "a version that has one."
     )
-
-
-def test_a_package_that_cannot_be_imported_is_said_why(write_module: Write) -> None:
-    write_module(VLLM_CACHE_UTILS, "raise RuntimeError('no driver')")
-    with pytest.raises(PeerUnavailable, match=r"vllm as installed cannot be .*: no driver\)\.$"):
-        resolve_backend("vllm", "cpu")
-
-
-def test_the_version_of_a_package_is_told(write_module: Write, write_distribution: Write) -> None:
-    write_module(*PACKAGES["vllm"])
-    write_distribution("vllm", "0.33.0")
-    assert resolve_backend("vllm", "cpu").version == "0.33.0"
 
 
 def test_no_package_is_imported_before_it_is_asked_for(

@@ -52,8 +52,8 @@ def test_formats_follow_engine_gpu_backend_and_layout(
 
 @pytest.mark.parametrize(
     ("engine", "model", "arch", "where", "asked", "sentence"), [
-        ("vllm:0.22", "v4-flash", "sm_90", {}, {"indexer": "mxfp4"}, "only on sm_100, sm_103, and"),
-        ("vllm:0.30", "v4-pro", "sm_120", {}, {"indexer": "mxfp4"}, "only on sm_100, sm_103, and"),
+        ("vllm:0.22", "v4-flash", "sm_90", {}, {"indexer": "mxfp4"}, "only on sm_100, sm_103"),
+        ("vllm:0.30", "v4-pro", "sm_120", {}, {"indexer": "mxfp4"}, "only on sm_100, sm_103"),
         (VLLM, "v3.2", "sm_100", {}, {"indexer": "mxfp4"}, "keeps mxfp4 of v3.2 on no GPU"),
         (VLLM, "v4.1-flash", "sm_90", {}, {"indexer": "mxfp4"},
          "only on sm_100, sm_103, gfx950, and this GPU is sm_90"),

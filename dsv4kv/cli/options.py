@@ -243,18 +243,6 @@ def as_settings(keys: Mapping[str, str | Row], given: Mapping[str, Any]) -> list
     ]
 
 
-def words_of(context: typer.Context, *without: str) -> list[str]:
-    """The words of a command line, without some options and what is default."""
-    words = list[str]()
-    for param in context.command.params:
-        value = context.params.get(str(param.name))
-        if param.name not in without and value not in (None, (), param.default):
-            for each in value if isinstance(value, list | tuple) else [value]:
-                option = param.param_type_name == "option"
-                words += [*([param.opts[0]] if option else []), str(each)]
-    return words
-
-
 def print_json(document: Any) -> None:
     """Print values for programs."""
     print_document(json.dumps(document, ensure_ascii=False, indent=2))

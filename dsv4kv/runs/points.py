@@ -217,13 +217,12 @@ class Sweep:
     """How points are done."""
 
     points: Points | None = None  # keeps finished ones; None where there is one point
-    jobs: int | None = 1  # points at once; None takes all that the cluster has
-    ray: str | None = None  # address of a Ray cluster; None for processes here
+    jobs: int = 1  # points at once
 
     @property
     def parallel(self) -> bool:
         """Whether several are done concurrently."""
-        return self.jobs != 1 or self.ray is not None
+        return self.jobs > 1
 
 
 HERE = Sweep()  # one point after the other, none of them kept
@@ -244,7 +243,7 @@ def run_points(
     numbers = [number for number in range(count) if number not in cases]
     try:
         if sweep.parallel and numbers:
-            results = map_parallel(work, numbers, sweep.jobs, sweep.ray)
+            results = map_parallel(work, numbers, sweep.jobs)
         else:
             results = ((number, work(number)) for number in numbers)
         with closing(results):

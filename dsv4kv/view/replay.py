@@ -391,7 +391,6 @@ def _imbalance(case: Case) -> str:
 def _sweep(record: RunRecord) -> tuple[list[tb.Part], list[tb.Section]]:
     cases = record.cases
     findings = [
-        *compare_rules(cases),
         *(each for each in list_replay_findings(record) if each.level != "note"),
         *(tb.warning(f"{axis_text(case)}: {why}") for case in cases if (why := _imbalance(case))),
     ]
@@ -433,23 +432,6 @@ def _sweep_table(cases: Sequence[Case]) -> tb.Table:
     worst = max((clock_factor(case, "ttft") or 0 for case in cases), default=0)
     error = f"; 90 % error of TTFT {tb.factor(worst)}" if worst else ""
     return tb.Table("Replays", columns, served, f"simulated times in ms{error}", keys=len(axes))
-
-
-def compare_rules(cases: Sequence[Case]) -> list[tb.Finding]:
-    """Which setting of an engine saves most, where a sweep varied rules and nothing else."""
-    saved: dict[str, list[tuple[float, str, str]]] = {}
-    for case in cases:
-        reuse = case.replay.reuse if case.replay else None
-        if set(case.axis) == {"prefix.rule"} and reuse and reuse.setting and reuse.prompt_tokens:
-            family, hits = reuse.rule.partition(":")[0], reuse.saved_tokens / reuse.prompt_tokens
-            saved.setdefault(family, []).append((hits, reuse.setting, reuse.rule))
-    ends = [(min(settings), max(settings)) for settings in saved.values()]
-    return [
-        tb.note(f"{best[1]} ({best[2]}) saves {best[0] - worst[0]:.1%} of all prompt "
-                f"tokens more than {worst[1]}")
-        for worst, best in ends
-        if best > worst
-    ]  # fmt: skip
 
 
 def list_replay_findings(record: RunRecord) -> Iterator[tb.Finding]:

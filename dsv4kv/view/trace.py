@@ -182,10 +182,6 @@ def _sections(model: str, answer: Answer) -> Iterator[tb.Section]:
     if last.strategies:
         table = _outcomes_table(answer, last, last.strategies)
         yield tb.Section("Windows and states", [table], f"checkpoints of {model}")
-    for name in dict.fromkeys(o.name for point in answer.points for o in point.rules):
-        if RULES[name].hopper_block_tokens:
-            sized = f"{name}: blocks as {RULES[name].engine} has them on {answer.arch or 'sm_100'}"
-            yield tb.Section("Blocks", [sized])
 
 
 def hits_chart(model: str, answer: Answer) -> tb.Chart:

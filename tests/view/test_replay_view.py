@@ -75,24 +75,6 @@ def test_a_remedy_is_a_setting_that_the_command_takes_and_does_not_have_yet(
     assert named or told.startswith(("none", "more memory: --memory"))
 
 
-def swept(*rules: str, blocks: int = 3000) -> list[Case]:
-    return run(
-        f"cache.num_blocks={blocks}", "workload.arrivals=closed", "workload.concurrency=1",
-        axes=(f"prefix.rule={','.join(rules)}",),
-    ).cases  # fmt: skip
-
-
-def test_a_sweep_over_rules_names_the_setting_that_hits_most() -> None:
-    cases = swept("ideal", "vllm", "vllm-v4:dense", "vllm-v4:semantic")
-    saved = {c.replay.reuse.rule: c.replay.reuse.saved_tokens for c in cases if c.replay}
-    (finding,) = replay.compare_rules(cases)
-    best, worst = sorted(("vllm-v4:dense", "vllm-v4:semantic"), key=lambda name: -saved[name])
-    assert finding.sentence.startswith(f"{RULES[best].setting} ({best}) saves ")
-    assert finding.sentence.endswith(f" more than {RULES[worst].setting}")
-    axes = ("prefix.rule=vllm-v4:dense,vllm-v4:semantic", "prefix.defer=true,false")
-    assert replay.compare_rules(run("cache.num_blocks=3000", axes=axes).cases) == []
-
-
 def test_a_rule_without_windows_is_named_where_the_engine_has_another() -> None:
     for rule, own in (("vllm", "vllm"), ("vllm-v4:dense", ""), ("ideal", "")):
         (case,) = run(f"prefix.rule={rule}").cases

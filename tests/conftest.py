@@ -110,7 +110,6 @@ THINNED = {
     "bench/test_launches.py::test_two_launches_of_the_same_do_every_step_in_turns": 0,
     "cache/test_sharing_machine.py::test_no_block_is_lost_in_many_operations": 1,
     "budget/test_advice.py::test_the_first_option_is_the_best_of_all_combinations": 5,
-    "cli/test_bench.py::test_sigint_while_the_trace_is_counted_ends_quietly": 0,
     "cli/test_budget.py::test_what_does_not_fit_ends_with_1_however_it_was_asked": 3,
     "cli/test_compare.py::"
     "test_ctrl_c_in_a_duel_of_revisions_keeps_what_there_is_and_leaves_no_worktree": 1,

@@ -67,16 +67,6 @@ def test_the_smoke_configuration_runs_end_to_end() -> None:
     assert result.stdout.splitlines()[-1] == f"record: kept/{record.run_id}.json"
 
 
-@pytest.mark.parametrize("options", [[], ["--axis", "cache.sharing=model,type"]])
-def test_a_report_of_the_record_says_the_same(options: list[str]) -> None:
-    printed = bench(*options).stdout
-    assert len(records()) == 1
-    *told, last = printed.splitlines(keepends=True)
-    path = last.removeprefix("record: ").strip()
-    again = shell.invoke("report", path)
-    assert "".join(told) == again.stdout
-
-
 def test_the_same_seed_gives_the_same_totals_and_checks() -> None:
     for seed in ("3", "3", "4"):
         bench("--seed", seed, "--out", f"seed{seed}")
@@ -238,15 +228,6 @@ def test_sigint_ends_a_run_with_what_was_measured() -> None:
     path = stdout.splitlines()[-1].removeprefix("record: ")
     again = shell.invoke("report", path)
     assert "! incomplete: stopped before the end" in again.stdout
-
-
-def test_sigint_while_the_trace_is_counted_ends_quietly() -> None:
-    program = Program(*large(100_000_000))
-    program.wait_for("\x1b\\[\\?25l")  # the progress bar hides the cursor, then counting begins
-    program.interrupt()
-    assert program.end() == (130, "")
-    assert "Traceback" not in program.shown
-    assert files() == []
 
 
 def test_a_variant_that_only_a_gpu_has_is_refused_once_before_any_case_runs() -> None:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4kv.cli import app
-from dsv4kv.files import check_file, check_folder, write_named
+from dsv4kv.files import check_file, check_folder
 
 COMMANDS = {
     "--json": (
@@ -128,16 +128,6 @@ def test_results_that_nobody_named_are_not_refused(monkeypatch: pytest.MonkeyPat
     assert json.loads(result.stdout)["status"] == "complete"
     assert "the record is saved in" in result.stderr
     assert len(list(Path("folder").glob("*.json"))) == 1
-
-
-def test_a_pipe_is_written_to_and_stays_a_pipe() -> None:
-    os.mkfifo("pipe")
-    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    check_file(Path("pipe"))
-    write_named(Path("pipe"), "{}\n", "--json")
-    assert os.read(reader, 99) == b"{}\n"
-    os.close(reader)
-    assert Path("pipe").is_fifo()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import trace as command
-from dsv4kv.traces import load_paths
-from dsv4kv.traces.paths import find_reuse
 
 
 @pytest.fixture(autouse=True)
@@ -75,12 +73,6 @@ def test_a_prompt_longer_than_a_capacity_is_rejected_and_counted_and_the_rest_to
     assert curve["hit_tokens"] == 10 * 10 * 512  # all that returns, as if the long one never came
     assert curve["hit_share"] == pytest.approx(51_200 / (1200 * 512))
     assert "rejected" in run(one_long, *asked, "-v").output
-
-
-def test_the_curve_is_that_of_the_trace() -> None:
-    document = json.loads(run("builtin:chat", "--capacity", "24K", "--json").output)
-    reuse = find_reuse(load_paths("builtin:chat"), 64)
-    assert document["rows"][0]["hit_tokens"] == reuse.found_tokens(24 * 1024 // 64).sum()
 
 
 def test_a_capacity_that_no_machine_has_is_as_good_as_none() -> None:

@@ -115,7 +115,6 @@ THINNED = {
     "test_ctrl_c_in_a_duel_of_revisions_keeps_what_there_is_and_leaves_no_worktree": 1,
     "cli/test_launches.py::test_a_killed_run_keeps_the_launches_before_and_leaves_nothing_else": 0,
     "cli/test_launches.py::test_ctrl_c_in_a_launch_saves_what_was_measured": 0,
-    "cli/test_profile.py::test_a_workload_that_cannot_run_fails_with_its_own_words": 0,
     "cli/test_progress.py::test_reading_a_trace_says_how_far_it_is": 3,
     "cli/test_record.py::test_whatever_ends_it_no_finished_request_is_lost": 1,
     "cli/test_replay.py::test_a_chart_is_one_file": 1,
@@ -190,7 +189,6 @@ THINNED = {
     "budget/test_launch.py::test_an_odd_command_is_answered_or_a_sentence_in_bounded_time": 8,
     "systems/test_command.py::test_a_planted_defect_is_found_and_fails_the_run": 3,
     "test_docs_outputs.py::test_a_replay_of_the_pages_runs": 5,
-    "test_install.py::test_pip_resolves_what_the_readme_types_first": 0,  # uv does
     "test_endings.py::test_the_program_ends_as_by_ctrl_c": 1,
     "bench/transfer/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
     "view/page/test_browser.py::"

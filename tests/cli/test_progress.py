@@ -1,6 +1,5 @@
 import gzip
 import json
-import re
 from io import StringIO
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app, progress
 from dsv4kv.cli.progress import Watcher
-from dsv4kv.traces import ReadOptions, read_trace
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +55,6 @@ TRACE = "".join(
     + "\n"
     for n in range(2000)
 )
-CONVERSATION = json.dumps(
-    {
-        "block_size": 64,
-        "hash_id_scope": "local",
-        "requests": [{"t": 0.5, "in": 64, "out": 1, "hash_ids": [1]}],
-    }
-)
 COMMANDS = [
     ("info TRACE", ["reading TRACE"]),
     ("mrc TRACE --rule vllm", ["reading TRACE", "measuring"]),
@@ -89,24 +80,3 @@ def test_reading_a_trace_says_how_far_it_is(
     assert done.exit_code == 0, done.output
     lines = [line for line in done.stderr.splitlines() if " of " in line]
     assert list(dict.fromkeys(line.partition(":")[0] for line in lines)) == named
-
-
-def test_a_folder_of_conversations_says_how_far_it_is(tmp_path: Path) -> None:
-    (tmp_path / "weka").mkdir()
-    for number in range(3):
-        (tmp_path / "weka" / f"{number}.json").write_text(CONVERSATION)
-    heard: list[tuple[int, int]] = []
-    options = ReadOptions(watch=lambda done, total: heard.append((done, total)))
-    list(read_trace(tmp_path / "weka", options=options))
-    size = sum(path.stat().st_size for path in (tmp_path / "weka").iterdir())
-    assert heard[-1] == (size, size)
-    assert heard == sorted(heard)
-
-
-def test_a_plan_counts_its_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    words = ["plan", "builtin:chat", "--gpu", "b200", "--slo", "ttft_p90=400ms"]
-    done = CliRunner().invoke(app, [*words, "--split", "none"])
-    counts = re.findall(r"(?m)^plan: (\d+) simulations, \d+ s$", done.stderr)
-    assert list(map(int, counts)) == [*range(1, len(done.stderr.splitlines()) + 1)]
-    assert len(counts) > 1

@@ -221,19 +221,6 @@ def test_what_was_only_stored_is_marked_and_has_no_hit_rate(
     assert "hit_share" not in document
 
 
-def test_a_log_of_requests_becomes_a_trace(tmp_path: Path) -> None:
-    done = run("record", tmp_path / "recording", "--requests", LOGS / "dynamo.jsonl", "--once")
-    assert done.exit_code == 0, done.output
-    assert "3 requests" in done.output
-    done = run("trace", "convert", tmp_path / "recording", tmp_path / "trace.jsonl")
-    assert "by the server 64 of 428 prompt tokens were cached (14.95%)" in done.output
-    first, second, third = lines(tmp_path / "trace.jsonl")
-    assert [line["arrival_s"] for line in (first, second, third)] == [0.0, 1.0, 3.0]
-    assert first["prefix_hashes"] == third["prefix_hashes"]
-    assert first["prefix_hashes"][:1] == second["prefix_hashes"][:1]
-    assert run("trace", "mrc", tmp_path / "trace.jsonl").exit_code == 0
-
-
 def test_gaps_and_restarts_of_a_recording_are_said(asked: Path, tmp_path: Path) -> None:
     out = tmp_path / "trace.jsonl"
     said = ("1 gap in the recording, ", "cleared its cache 1 time: it found nothing",

@@ -196,12 +196,6 @@ def test_a_sweep_of_another_number_of_points_is_refused() -> None:
     assert (result.exit_code, "another number of points" in result.stderr) == (7, True)
 
 
-@pytest.mark.parametrize("command", ["replay", "bench", "replay --axis prefix.policy=lru,lfu"])
-def test_a_run_without_a_name_is_not_resumed(command: str) -> None:
-    result = invoke(*command.split(), "--resume", "")
-    assert (result.exit_code, "there is no results/.points.jsonl" in result.stderr) == (7, True)
-
-
 @pytest.mark.parametrize("target", ["--out caf\udce9", "--chart caf\udce9.svg", "--axis"])
 def test_a_name_that_is_no_utf_8_loses_nothing(
     target: str, monkeypatch: pytest.MonkeyPatch

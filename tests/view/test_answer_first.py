@@ -72,7 +72,6 @@ ANSWERS = {
 }
 """Questions by what is special about them."""
 MAX_LINES = {100: 40, 80: 45}
-EIGHT = ["bench", "budget, vLLM", "replay", "profile", "compare", "plan", "mrc, rules", "explain"]
 
 
 @pytest.fixture(scope="module")
@@ -174,23 +173,6 @@ def test_an_answer_is_a_screen(name: str, snapshot: SnapshotAssertion) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("name", [each for each in EIGHT if each != "explain"])
-def test_an_answer_has_a_line_to_paste(name: str) -> None:
-    lines = printed(ANSWERS[name]).splitlines()
-    assert [each for each in lines if each.startswith(("dsv4kv ", "vllm ", "python "))]
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("name", EIGHT)
-def test_verbose_adds_to_the_answer(name: str) -> None:
-    answer, full = printed(ANSWERS[name]), printed(f"{ANSWERS[name]} --verbose")
-    answer = answer.rpartition("record:")[0] or answer
-    above = re.split(r"(?m)^.*\d more (?:row|column|line)|^[✓!] none of", answer)[0]
-    assert full.startswith(above.rpartition("\ndsv4kv")[0] or above)
-    assert len(full) > 1.5 * len(answer)
-
-
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     "asked",
     [
@@ -226,13 +208,8 @@ def test_the_replay_of_a_plan_has_its_hit_rate() -> None:
     (replay,) = (line for line in lines if line.startswith("dsv4kv replay"))
     assert share is not None
     assert f"{share[1]} of prompt tokens hit" in printed(replay.removeprefix("dsv4kv "))
-
-
-@pytest.mark.usefixtures("folder")
-def test_the_replay_of_a_plan_has_its_exact_speed() -> None:
-    (replay,) = re.findall(r"workload.speed=(\S+)", printed(ANSWERS["plan, rate"]))
     best = json.loads(printed(f"{ANSWERS['plan, rate']} --json"))["best"]
-    assert float(replay) == best["speed"]
+    assert f"workload.speed={best['speed']!r}" in replay
 
 
 @pytest.mark.usefixtures("folder")

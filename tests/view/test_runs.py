@@ -11,7 +11,7 @@ from dsv4kv.runs.schema import Case, RunRecord, Verification
 from dsv4kv.runs.statistics import Estimate
 from dsv4kv.view.bench import checked, judge_run
 from dsv4kv.view.runs import report_record
-from dsv4kv.view.table import Finding, text_of
+from dsv4kv.view.table import text_of
 from tests.bench.compare.launched import make_launched_case, make_launched_record, make_launches
 from tests.runs.records import (
     make_cache,
@@ -119,17 +119,6 @@ def test_quiet_prints_the_problems_alone(name: str) -> None:
     parts = list(report_record(record, quiet=True))
     assert parts == [found for found in judge_run(record) if found.is_problem]
     assert bool(parts) == (name not in ("good", "bookkeeping", "launches", "busy", "a GPU"))
-
-
-def test_a_problem_names_its_case() -> None:
-    parts = list(report_record(RECORDS["sweep"](), quiet=True))
-    assert parts == [
-        Finding("bad", "failed: of 5 cases 4 complete, 1 failed"),
-        Finding(
-            "bad",
-            "block_tokens=256, concurrency=64: failed: 64 requests need 512 blocks; 256 are free",
-        ),
-    ]
 
 
 def test_values_that_are_not_known_well_are_marked_and_no_headline() -> None:

@@ -9,7 +9,7 @@ from dsv4kv.view.html import write_chart, write_page
 from dsv4kv.view.runs import runs_page
 from dsv4kv.view.table import Page
 from tests.runs.records import make_case, make_record
-from tests.view.page.pages import html_of, make_gpu_record, make_plain, page_of
+from tests.view.page.pages import html_of, make_gpu_record, page_of
 
 LIMIT_BYTES = 1_500_000
 WRITE = """
@@ -45,15 +45,6 @@ def test_a_page_of_a_hundred_cases_stays_below_a_megabyte_and_a_half(tmp_path: P
     ]
     write_page(runs_page([make_record(*cases)]), tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size < LIMIT_BYTES
-
-
-def test_an_old_page_is_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "page.html"
-    write_page(runs_page([make_plain()]), target)
-    second = make_plain().model_copy(update={"run_id": "second"})
-    write_page(runs_page([second]), target)
-    assert "second" in target.read_text("utf-8")
-    assert [path.name for path in target.parent.iterdir()] == ["page.html"]
 
 
 def test_a_chart_is_a_drawing_with_its_title(tmp_path: Path) -> None:

@@ -191,8 +191,7 @@ THINNED = {
     "test_docs_outputs.py::test_a_replay_of_the_pages_runs": 5,
     "test_endings.py::test_the_program_ends_as_by_ctrl_c": 1,
     "bench/transfer/test_rows.py::test_rows_are_the_same_in_another_cache": 2,
-    "view/page/test_browser.py::"
-    "test_a_page_opens_without_complaint_request_or_sideways_scrolling": 3,
+    "view/page/test_browser.py::test_a_page_fits_every_window_and_nothing_on_it_is_cut": 3,
     "view/test_odd_profiles.py::test_odd_values_anywhere_in_a_trace_are_left_out_or_refused": 5,
     "visit/test_rehearsal.py::"
     "test_a_sanitizer_is_not_believed_that_misses_a_planted_defect_or_whose_program_ends_early": 1,

@@ -24,6 +24,7 @@ from dsv4kv.view.console import open_console
 if TYPE_CHECKING:
     from dsv4kv.bench.launches import Outcome, Task
     from dsv4kv.cli.progress import Watcher
+    from dsv4kv.config.load import Point
     from dsv4kv.runs.schema import RunRecord
     from dsv4kv.view.table import Page
 
@@ -152,7 +153,6 @@ def op(
     With --backend its operation is timed alternately with ours. Ends with 6 if a case differs
     from the reference; nothing is timed then.
     """
-    from dsv4kv.bench.device import describe_gpu
     from dsv4kv.bench.figures import OperationBench, Shape
     from dsv4kv.ops import reference
     from dsv4kv.ops.spec import OPERATIONS
@@ -178,7 +178,7 @@ def op(
             report(f"timing {counted(requests, 'request')} of {tokens:,} tokens, {seconds:g} s")
             shape = Shape(requests, chosen or None, tokens)
             timed.append(bench.time(shape, capture_environment()["memory_bytes"]))
-    page = op_page(name, bench.resolved.name, cases, timed, describe_gpu(device or "auto"))
+    page = op_page(name, bench.resolved.name, cases, timed)
     taken = ", ".join(OPERATIONS[bench.operation].signature.split())
     own = ["", f"A backend of your own: {bench.operation}({taken})"]
     code = getattr(reference, bench.operation).__code__
@@ -199,48 +199,49 @@ def _counts(option: str, text: str) -> list[int]:
 _Ran = tuple["Page", dict[str, Any], Sequence[str]]
 """For people, for JSON, and what is wrong."""
 _OnStep = Callable[[str, int, int], None]
-_Loaded = tuple[str, type[Any], Callable[[Any, _OnStep], _Ran], Callable[[Any], object]]
-"""What is counted, settings, run, and what refuses settings before anything is run."""
 
 
-def _systems() -> _Loaded:
+def _systems(config: Any, on_step: _OnStep) -> _Ran:
     from dsv4kv.bench.systems import run_systems
-    from dsv4kv.config.experiments import SystemsConfig
     from dsv4kv.view.scenarios import systems_page
 
-    def run(config: SystemsConfig, on_system: _OnStep) -> _Ran:
-        outcomes = run_systems(config, on_system)
-        wrong = [failure for outcome in outcomes for failure in outcome.failures]
-        return systems_page(outcomes), {"systems": [*map(asdict, outcomes)]}, wrong
-
-    return "systems", SystemsConfig, run, id
+    outcomes = run_systems(config, on_step)
+    wrong = [failure for outcome in outcomes for failure in outcome.failures]
+    return systems_page(outcomes), {"systems": [*map(asdict, outcomes)]}, wrong
 
 
-def _tiers() -> _Loaded:
-    from dsv4kv.bench.tiers import check_tiers, document_of, run_tiers
-    from dsv4kv.config.experiments import TiersConfig
+def _tiers(config: Any, on_step: _OnStep) -> _Ran:
+    from dsv4kv.bench.tiers import document_of, run_tiers
     from dsv4kv.view.scenarios import tiers_page
 
-    def run(config: TiersConfig, on_step: _OnStep) -> _Ran:
-        outcome = run_tiers(config, on_step)
-        return tiers_page(outcome), document_of(outcome), outcome.failures
-
-    return "prefixes", TiersConfig, run, check_tiers
+    outcome = run_tiers(config, on_step)
+    return tiers_page(outcome), document_of(outcome), outcome.failures
 
 
-def _transfer() -> _Loaded:
+def _transfer(config: Any, on_step: _OnStep) -> _Ran:
     from dsv4kv.bench.transfer import document_of, run_transfer
-    from dsv4kv.config.experiments import TransferConfig
     from dsv4kv.view.scenarios import transfer_page
 
-    def run(config: TransferConfig, on_step: _OnStep) -> _Ran:
-        outcome = run_transfer(config, on_step)
-        return transfer_page(config, outcome), document_of(outcome), outcome.failures
-
-    return "steps", TransferConfig, run, id
+    outcome = run_transfer(config, on_step)
+    return transfer_page(config, outcome), document_of(outcome), outcome.failures
 
 
-def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
+def _points(name: str, overrides: list[str], axes: list[str]) -> "list[Point[Any]]":
+    """What is run one after the other; refused before anything is."""
+    from dsv4kv.config import experiments
+    from dsv4kv.config.load import expand_axes, load_config
+
+    root = getattr(experiments, f"{name.title()}Config")
+    points = expand_axes(load_config(None, overrides, root), overrides, axes)
+    if name == "tiers":
+        from dsv4kv.bench.tiers import check_tiers
+
+        for point in points:
+            check_tiers(point.config)
+    return points
+
+
+def _scenario(name: str, what: str, run: Callable[[Any, _OnStep], _Ran], example: str) -> None:
     def report(watcher: "Watcher", step: str, done: int, total: int) -> None:
         watcher.name(f"bench {name}, {step}")
         watcher.reach(done, total)
@@ -254,16 +255,10 @@ def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
         quiet: bool = opt.QUIET,
     ) -> None:
         # with axes the JSON is a list of documents, each with its values in ``axis``
-        from dsv4kv.config.load import expand_axes, load_config
         from dsv4kv.view import render, table
 
-        what, root, run, check = load()
-        overrides = set_ or []
         silent, documents, wrong = quiet or json_ == "-", list[dict[str, Any]](), list[str]()
-        points = expand_axes(load_config(None, overrides, root), overrides, axis or [])
-        for point in points:
-            check(point.config)
-        for point in points:
+        for point in _points(name, set_ or [], axis or []):
             with opt.watch("bench", what, quiet=silent) as watcher:
                 page, found, failures = run(point.config, partial(report, watcher))
             at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
@@ -281,6 +276,8 @@ def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
             raise VerificationError("\n".join(wrong))
 
 
-_scenario("systems", _systems, "--set run=blocks   one of the three")
-_scenario("tiers", _tiers, "--axis threads=1,4,16   one after the other")
-_scenario("transfer", _transfer, "--axis decode.block_tokens=256,1024   one after the other")
+_scenario("systems", "systems", _systems, "--set run=blocks   one of the three")
+_scenario("tiers", "prefixes", _tiers, "--axis threads=1,4,16   one after the other")
+_scenario(
+    "transfer", "steps", _transfer, "--axis decode.block_tokens=256,1024   one after the other"
+)

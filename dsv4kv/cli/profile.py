@@ -233,7 +233,7 @@ def kernels(
     if as_json:
         opt.print_json({"nvrtc": nvrtc, "kernels": [_to_values(finding) for finding in findings]})
     elif not check:
-        render.show([checks.registers_table(findings), "", checks.sum_up(findings)])
+        render.show([checks.registers_table(findings)])
     if write_baseline:
         say(f"baseline: {inspection.save_baseline(findings, nvrtc)}", err=True)
     if before is not None:

@@ -20,10 +20,6 @@ _LONG_NS = 1e11  # latencies are in s if one is longer
 MAX_LOSSES, MAX_CASES, MAX_FINDINGS, MAX_REPLICAS = 4, 12, 3, 6
 """Rows of an answer; sections have all of them."""
 _TIMES = {"queueing": "queue wait", "ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
-_CLOCKS = {
-    "stated": "overhead + bytes / bandwidth + arithmetic / rate",
-    "model": "sum over the work of the busiest rank",
-}
 LOSSES = {
     "evicted_block": "block evicted",
     "evicted_checkpoint": "checkpoint evicted",
@@ -206,7 +202,7 @@ def _case_sections(record: RunRecord, case: Case) -> Iterator[tb.Section]:
         value = f"{each.name} {each.value:,.6g} {each.unit}".strip()
         sources.setdefault(each.source, []).append(value)
     constants = [f"{'; '.join(values)} (source: {name})" for name, values in sources.items()]
-    yield tb.Section("Model of a step", constants, _CLOCKS.get(result.clock, ""))
+    yield tb.Section("Model of a step", constants, "sum over the work of the busiest rank")
     yield tb.Section("Run", [header(record), *cache])
 
 

@@ -87,19 +87,6 @@ def test_sglangs_encoder_replay_takes_windows_out_of_the_pool_and_of_the_prefix_
     assert found["max_concurrency"] > kept["max_concurrency"]
 
 
-def test_an_answer_says_how_many_layers_keep_keys_where_the_model_has_an_index_cache(
-    tmp_path: Path,
-) -> None:
-    keys = json.loads(published("v3.2").read_text(encoding="utf-8")) | {"index_topk_freq": 4}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(keys), encoding="utf-8")
-    question = ("--model", str(path), "--gpus", "16", "--context", "4K")
-    assert "IndexCache: 16 of 61 layers store indexer keys" in run(*question, "-v").output
-    whole = document("--model", "v3.2", "--gpus", "16", "--context", "4K")
-    saved = whole["request"]["token_bytes"] - document(*question)["request"]["token_bytes"]
-    assert saved == 45 * 132
-
-
 @pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
 def test_a_published_config_gives_the_presets_answer(model: str, tmp_path: Path) -> None:
     """All of it but where it comes from; the file of V4.1 kept here names no engram tables."""
@@ -136,24 +123,6 @@ def test_json_holds_the_whole_answer_with_units_in_its_names() -> None:
     assert {"pools", "options", "prefix", "concurrency_by_context"} <= set(found)
     assert found["inputs"]["context_tokens"] == 32_768
     assert found["weights"]["source"].startswith("derived from arXiv:2606.19348")
-
-
-def test_json_of_a_verdict_is_whole_too() -> None:
-    found = document("--gpus", "1", exit_code=1)
-    assert not found["fits"]
-    assert found["gpu_memory"]["free_bytes"] < 0
-    assert found["engine"]["capacity"] is None
-    assert found["options"][0]["change"] == "--gpus 2 --tp 2 --dp 1"
-
-
-def test_a_sweep_is_written_as_svg_and_html(tmp_path: Path) -> None:
-    axis = ["--gpus", "8", "--axis", "context=4K,1M"]
-    for name in ("a.svg", "a.html"):
-        path = tmp_path / name
-        assert f"written: {path}" in run(*axis, "--chart", str(path)).output.replace("\n", "")
-        assert path.read_text(encoding="utf-8")
-    rows = json.loads(run(*axis, "--json").stdout)
-    assert [row["context"] for row in rows] == ["4K", "1M"]
 
 
 def test_a_flag_of_the_engine_is_an_axis() -> None:
@@ -330,29 +299,6 @@ def test_an_advised_line_has_no_fault_that_a_switch_mends(
     looked = CliRunner(env=TERMINAL).invoke(app, ["lint", line, "--engine", engine, "--json"])
     assert not [each["id"] for each in json.loads(looked.stdout)["findings"] if each["sure"]]
     assert line.count("--enable-prefill-delayer") == line.count("--enable-dp-attention")
-
-
-SERVE = (
-    "vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 1 --data-parallel-size 8 "
-    "--enable-expert-parallel --gpu-memory-utilization 0.95 --max-num-batched-tokens 2048"
-)
-
-
-def test_a_pasted_command_is_not_printed_again_and_what_its_flags_cost_has_one_form() -> None:
-    printed = run("--command", SERVE).stdout
-    assert "vllm serve" not in printed
-    assert "vllm serve" in run("--command", SERVE, "--context", "64K").stdout
-    costs = run("--command", COMMAND, exit_code=1).stdout
-    assert re.search(r"--max-num-batched-tokens +16384 +takes [\d.]+ GiB ", costs)
-    assert re.search(r"--max-num-batched-tokens +2048 +frees [\d.]+ GiB ", printed)
-
-
-def test_every_line_of_quoted_output_is_indented() -> None:
-    lines = run("--engine", "sglang:0.5.23", "--gpus", "8", "--tp", "8").stdout.splitlines()
-    first = next(n for n, line in enumerate(lines) if "DSV4 memory calculation" in line)
-    last = next(n for n, line in enumerate(lines) if "full_token=" in line and n > first)
-    assert last > first
-    assert all(line.startswith("  ") for line in lines[first : last + 1])
 
 
 def test_a_line_to_paste_holds_the_requests_that_are_said() -> None:

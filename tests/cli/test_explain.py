@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +94,6 @@ def test_faults_are_those_of_lint() -> None:
     assert document("two")["faults"]
 
 
-def test_a_version_that_sizes_tell_or_that_is_given_is_the_one_of_the_faults() -> None:
-    for words, version in (((), "0.5.20"), (("--engine", "sglang:0.5.23"), "0.5.23")):
-        assert f"sglang: sglang {version}" in run("sglang", *words).stdout
-    linted = CliRunner().invoke(app, ["lint", "sglang", "--engine", "sglang:0.5.23"]).stdout
-    assert "sglang: sglang 0.5.23" in linted
-
-
 def test_the_line_for_lint_has_what_decided_the_faults() -> None:
     tiered = "enable_hierarchical_cache=True, hicache_size=100, max_running"
     Path("tiered").write_text(TEXTS["sglang"].replace("max_running", tiered), encoding="utf-8")
@@ -119,24 +111,11 @@ def test_a_log_whose_gpu_is_given_has_a_line_that_compares_layouts() -> None:
     assert "dsv4kv budget" not in run("sglang").stdout
 
 
-def test_the_options_it_names_exist() -> None:
-    shown = " ".join(run("script", "--verbose").stdout.split())
-    assert "9 in 10 starts" in shown
-    assert "exact with --kv-memory of the start's log" in shown
-
-
 def test_standard_input_is_a_file_like_any_other() -> None:
     given, named = run("-", input=TEXTS["sglang"]).stdout, run("sglang").stdout
     given, named = (" ".join(each.split()) for each in (given, named))
     assert given.partition(". ")[0] == named.partition(". ")[0].replace("sglang: ", "-: ", 1)
     assert "dsv4kv lint" not in given
-
-
-def test_of_several_files_each_answer_is_shown() -> None:
-    lines = run("new", "sglang", "two", "run", "result").stdout.splitlines()
-    assert [line for line in lines if line in TEXTS] == ["new", "sglang", "two", "run", "result"]
-    assert sum("1 fault found" in line for line in lines) == 1
-    assert "" not in [above or line for above, line in pairwise(lines)]
 
 
 def test_it_ends_with_1_where_something_does_not_fit_or_is_faulty() -> None:
@@ -148,12 +127,6 @@ def test_it_ends_with_1_where_something_does_not_fit_or_is_faulty() -> None:
     assert (helped.exit_code, "To make it fit" in helped.stdout) == (1, True)
     nowhere = run(f"{unset} --speculative-algorithm EAGLE", "--gpu", "rtx-4090")
     assert nowhere.exit_code == 1
-
-
-def test_what_only_lint_understands_says_why_it_has_no_size() -> None:
-    found = document(f"vllm serve a-model -tp 8 {SERVE[40:]}")
-    assert found["faults"]
-    assert "which model" in found["answers"][0]["error"]
 
 
 def test_what_is_too_long_for_a_command_is_not_recognised() -> None:

@@ -45,11 +45,6 @@ def test_no_time_is_left_of_what_nobody_knows_the_end_of(terminal: bool) -> None
     assert " of " not in printed
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_nothing_is_printed_where_quiet_is_asked_for(terminal: bool) -> None:
-    assert watch(terminal=terminal, quiet=True) == ""
-
-
 TRACE = "".join(
     json.dumps({"timestamp": n, "input_length": 600, "output_length": 1, "hash_ids": [1, n + 2]})
     + "\n"

@@ -170,8 +170,8 @@ NO_SWEEP, NO_POINT = "is no sweep of this dsv4kv", "that is none of this sweep: 
         ({"count": 10**9}, {}, "another number of points"),
         *(({}, {"point": point}, f"line of point {point} {NO_POINT}") for point in (-1, 1, 99)),
         *(
-            ({}, {"case": case}, f"line of point 0 {NO_POINT}")
-            for case in ({"axis": {}}, {"config": {}}, {"launch": 1})
+            ({}, {"case": {name: value}}, f"line of point 0 {NO_POINT}")
+            for name, value in (("axis", {}), ("config", {}), ("launch", 1))
         ),
     ],
     ids=str,

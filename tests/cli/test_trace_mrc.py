@@ -75,10 +75,6 @@ def test_a_prompt_longer_than_a_capacity_is_rejected_and_counted_and_the_rest_to
     assert "rejected" in run(one_long, *asked, "-v").output
 
 
-def test_a_capacity_that_no_machine_has_is_as_good_as_none() -> None:
-    assert "With unlimited memory" in run("builtin:chat", "--capacity", "9" * 30).output
-
-
 @pytest.mark.parametrize("model", ["v4-flash", "v3.2"])
 @pytest.mark.parametrize("capacity", ["4K", "32K"])
 def test_the_best_rule_is_the_models_and_below_the_bound(capacity: str, model: str) -> None:

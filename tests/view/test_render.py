@@ -98,15 +98,6 @@ def test_columns_without_room_go_to_a_second_table_with_the_same_names() -> None
     assert all(head[:2] == ["operation", "layers"] for head in heads)
 
 
-def test_the_table_of_an_answer_stays_whole_without_its_last_columns() -> None:
-    page = tb.Page("title", [SPEEDS], [])
-    lines = shown(*page.parts(verbose=False), width=60).split("\n")
-    (head,) = (line.split() for line in lines if "layers" in line)
-    assert head[-1] == "GB/s"
-    assert lines[0].endswith("; 2 more columns: --verbose")
-    assert shown(*page.parts(verbose=True), width=60) == shown(SPEEDS, width=60)
-
-
 def test_a_command_is_one_line_however_long_and_a_page_adds_its_sections() -> None:
     command = tb.Command("vllm serve " + "--flag value " * 20 + "end")
     page = tb.Page(

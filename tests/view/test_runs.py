@@ -53,13 +53,6 @@ def bookkeeping() -> RunRecord:
     return make_record(case)
 
 
-def test_an_operation_that_moved_nothing_is_shown() -> None:
-    first, *others = make_case().operations
-    nothing = [0] * len(first.bytes)
-    still = first.model_copy(update={"bytes": nothing, "flops": [1] * len(nothing)})
-    assert first.name in words(report_record(make_record(make_case(operations=[still, *others]))))
-
-
 def busy() -> Case:
     """Other processes used two CPUs meanwhile."""
     at_ns = list(range(0, 3_000_000_000, 200_000_000))

@@ -64,13 +64,13 @@ sys.dont_write_bytecode = False
 
 SLOW = {
     ".": "cuda fuzz kernels systems visit test_documented_commands"
-    " test_docs_outputs test_docs_records test_endings test_install test_kills test_processes"
+    " test_docs_outputs test_endings test_install test_kills test_processes"
     " test_traps",
     "bench": "test_case test_gpu_case test_launches test_telemetry test_timed_kernels",
     "cache": "test_blocks_machine test_machine test_sharing_machine",
     "cli": "test_bench test_budget test_compare test_doctor test_explain test_foreign_code"
     " test_golden test_kernels test_launches test_op test_profile test_progress"
-    " test_record test_replay test_results test_screen test_shell test_sweeps test_without_torch",
+    " test_record test_replay test_results test_shell test_sweeps test_without_torch",
     "replay/clock": "test_points",
     "bench/compare": "test_ab test_comparison test_verdict",
     "engines": "logs/test_recovery logs/test_explain oracles test_own test_rules",
@@ -129,7 +129,6 @@ THINNED = {
     "engines/defaults/test_planned.py::"
     "test_the_default_answer_is_the_planners_with_its_own_defaults": 12,
     "engines/logs/test_recovery.py::test_without_arguments_the_truth_is_among_the_candidates": 3,
-    "engines/logs/test_explain.py::test_gains_add_up_to_the_difference_exactly": 10,
     "engines/sizing/test_properties.py::"
     "test_a_request_never_takes_less_for_more_tokens_or_more_in_flight": 5,
     "engines/sizing/test_properties.py::test_more_memory_never_holds_less": 5,

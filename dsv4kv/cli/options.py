@@ -71,12 +71,10 @@ def flag(name: str, text: str, *, rare: bool = False, **more: Any) -> Any:
 def argument(
     text: str, metavar: str | None = None, *, shown: str | bool = False, **more: Any
 ) -> Any:
-    """An argument with its help."""
     return typer.Argument(None, help=text, metavar=metavar, show_default=shown, **more)
 
 
 def required(text: str, metavar: str | None = None, **more: Any) -> Any:
-    """An argument that has to be given."""
     return typer.Argument(..., help=text, metavar=metavar, **more)
 
 
@@ -227,7 +225,6 @@ def as_settings(keys: Mapping[str, str | Row], given: Mapping[str, Any]) -> list
 
 
 def print_json(document: Any) -> None:
-    """Print values for programs."""
     print_document(json.dumps(document, ensure_ascii=False, indent=2))
 
 
@@ -240,7 +237,6 @@ def show_page(page: "Page", again: str = "", *, verbose: bool, quiet: bool = Fal
 
 
 def write_page(page: "Page", target: Path) -> None:
-    """Write a page and say where it is."""
     from dsv4kv.view import html
 
     html.write_page(page, target)
@@ -257,7 +253,6 @@ def watch(
 
 
 def split(text: str | None) -> list[str]:
-    """Values with commas between."""
     return [each.strip() for each in (text or "").split(",") if each.strip()]
 
 

@@ -65,11 +65,6 @@ def loads(text: str, name: str) -> RunRecord:
     """Read a record from its text, which is ``name`` in errors; raises ``RecordError``."""
     document = _read_document(text, name)
     found = document.pop(DIGEST, None)
-    if found is None:
-        raise RecordError(
-            f"{name} has no {DIGEST}, which dsv4kv writes: it was changed by hand or cut short. "
-            "Take the file as dsv4kv wrote it."
-        )
     try:
         changed = found != digest(document)
     except ValueError:  # a number above 1.8e308, which dsv4kv never writes
@@ -137,14 +132,11 @@ def _layout(value: Any, newline: str) -> str:
 def _read(path: Path) -> str:
     try:
         return read_document(path).decode()
-    except FileNotFoundError:
-        raise RecordError(
-            f"{path} does not exist: name a file that `dsv4kv bench` saved, as results/RUN.json."
-        ) from None
-    except IsADirectoryError:
-        raise RecordError(f"{path} is a folder: name one of the .json files in it.") from None
     except OSError as error:
-        raise RecordError(f"{path} cannot be read ({error.strerror}).") from None
+        raise RecordError(
+            f"{path} cannot be read ({error.strerror}): name a file that `dsv4kv bench` saved, as "
+            "results/RUN.json."
+        ) from None
     except UnicodeDecodeError:
         raise RecordError(_no_record(str(path))) from None
 

@@ -250,7 +250,6 @@ def _place(fault: Any) -> str:
 
 
 def report_comparison(found: "Comparison") -> Iterator[tb.Part]:
-    """How many rows are equal, and how the others differ."""
     from dsv4kv.diagnose.dumps import DIFFERENCES
 
     rows = f"{found.equal:,} of {found.rows:,} rows are equal"
@@ -280,7 +279,6 @@ def report_comparison(found: "Comparison") -> Iterator[tb.Part]:
 
 
 def registers_table(findings: "Sequence[Compiled]") -> tb.Table:
-    """A row for each kernel, a column for each architecture."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for finding in findings:
         report = finding.report

@@ -279,8 +279,6 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
 
 
 def dumps(answer: Answer, question: Question) -> str:
-    """Everything as JSON."""
-
     def document(trial: Trial | None) -> dict[str, Any] | None:
         if trial is None:
             return None

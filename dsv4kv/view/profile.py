@@ -310,7 +310,6 @@ def is_amplified(row: parts.OperationRow) -> bool:
 
 
 def class_of(row: parts.KernelRow) -> str:
-    """What a kernel does."""
     names = _NAMED if row.category == parts.OTHER else {}
     return next((name for name in names if names[name].search(title_of(row))), row.category)
 

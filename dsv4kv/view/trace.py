@@ -72,7 +72,6 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
 
 
 def to_json(source: str, model: str, answer: Answer) -> str:
-    """The rows and their trace as one JSON document."""
     document = {
         "source": source,
         "model": model,

@@ -16,10 +16,10 @@ def every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 10.0)
 
 
-def watch(*, terminal: bool, quiet: bool = False, total: int | None = 100) -> str:
+def watch(*, terminal: bool, total: int | None = 100) -> str:
     """What a count to 100 tokens prints that takes a second a token."""
     seconds, stream = 0.0, StringIO()
-    console = Console(file=stream, force_terminal=terminal, quiet=quiet, width=80)
+    console = Console(file=stream, force_terminal=terminal, width=80)
     with Watcher(console, "bench", "tokens", total, clock=lambda: seconds) as watcher:
         watcher.start(total)
         for _ in range(100):

@@ -84,9 +84,6 @@ def test_debug_shows_where_an_unexpected_error_came_from(
         main()
 
 
-LOSING = "from dsv4kv.view.console import lose_glyphs_not_answers as f; f()"
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
 @pytest.mark.parametrize(
     "command", [("budget",), ("config", "show"), ("bench", "--model", "—")], ids=" ".join

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from itertools import combinations
@@ -21,6 +21,8 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.files import (
     check_file,
     check_folder,
+    load_yaml,
+    read_document,
     refused_by,
     shipped_names,
     write_named,
@@ -178,14 +180,29 @@ def keep_inputs(context: Any) -> None:
 
 
 def keep_input(named: str, output: Path, inputs: Iterable[str | Path]) -> None:
-    """Refuse an output that is an input, or is in one."""
+    """Refuse an output that is an input, is in one, or that a configuration among them names."""
     if not output.is_file():
         return
     for path in map(Path, inputs):
-        if any(_is_same(path, other) for other in (output, output.parent)):
+        found = [path, *_files_of(path)]
+        if any(_is_same(each, other) for each in found for other in (output, output.parent)):
             raise ConfigError(
                 f"{named} {output} would overwrite what the command reads: name another file."
             )
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    """Files that the settings of a YAML file name."""
+    values: list[Any] = []
+    if path.suffix in (".yaml", ".yml"):
+        with suppress(OSError, ValueError):
+            values = load_yaml(read_document(path).decode())
+    while values:
+        value = values.pop()
+        values += value.values() if isinstance(value, dict) else []
+        values += value if isinstance(value, list) else []
+        if isinstance(value, str) and value:
+            yield Path(value)
 
 
 def _is_same(one: Path, other: Path) -> bool:

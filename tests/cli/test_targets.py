@@ -136,6 +136,7 @@ def test_results_that_nobody_named_are_not_refused(monkeypatch: pytest.MonkeyPat
         "report FILE --html",
         "replay FILE --json",
         "replay . --against --json",
+        "replay --config replay.yaml --json",
         "replay builtin:chat --set server.command=FILE --json",
         "replay builtin:chat --axis cost.calibration=a,FILE --json",
         "trace convert FILE",
@@ -150,9 +151,18 @@ def test_what_a_command_reads_is_not_written_over(
     row = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}
     file.write_text(json.dumps(row))
     link.symlink_to(file)
+    Path("replay.yaml").write_text(f"workload: {{trace: {file}}}")
     before = file.read_bytes()
     words = command.replace("FILE", str(file)).split()
     for out in (file, link):
         result = CliRunner().invoke(app, [*words, str(out)])
         assert (result.exit_code, file.read_bytes(), link.is_symlink()) == (2, before, True)
         assert "would overwrite what the command reads" in result.stderr
+
+
+@pytest.mark.usefixtures("in_a_folder")
+def test_what_a_command_has_written_is_written_again() -> None:
+    Path("replay.yaml").write_text("workload: {trace: 'builtin:chat'}\nname: ''")
+    words = "replay --config replay.yaml -q --set workload.limit=9 --json=a.json"
+    for _ in range(2):
+        assert CliRunner().invoke(app, words.split()).exit_code == 0

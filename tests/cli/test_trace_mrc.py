@@ -88,3 +88,7 @@ def test_the_best_rule_is_the_models_and_below_the_bound(capacity: str, model: s
     assert found
     assert float(found[2]) <= float(found[3])
     assert found[1] not in ("ideal", *(["vllm", "sglang"] if model == "v4-flash" else []))
+
+
+def test_a_capacity_that_no_machine_has_is_as_good_as_none() -> None:
+    assert "With unlimited memory" in run("builtin:chat", "--capacity", "9" * 30).output

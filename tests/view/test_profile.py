@@ -116,3 +116,17 @@ def test_bytes_beyond_what_must_be_moved_are_judged(tmp_path: Path) -> None:
             dram_bytes=moved,
         )
         assert (pr.amplification(row), pr.is_amplified(row)) == (None, False)
+
+
+def test_a_step_on_several_gpus_is_one_step(tmp_path: Path) -> None:
+    export = two_replays()
+    for device in range(2):
+        export.add("TARGET_INFO_GPU", id=device, name="A GPU", cuDevice=device)
+    for step in range(2):
+        export.kernel("flush", 100 + step, step * 100_000 + 40_000, 140_000, deviceId=1)
+    text = words(
+        pr.profile_page(make_profile(from_nsys(tmp_path, export)), None).parts(verbose=True)
+    )
+    assert "Step 2 steps on 2 GPUs" in text
+    assert ", 2 × A GPU: " in text
+    assert "% of copy" not in text

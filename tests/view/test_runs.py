@@ -131,3 +131,10 @@ def test_text_from_a_record_is_never_taken_for_markup() -> None:
     text = shown(*report_record(record, verbose=True))
     assert "✗ failed: [red]no[/] [/bold]" in text
     assert "[link=x]a[/link]" in text
+
+
+def test_an_operation_that_moved_nothing_is_shown() -> None:
+    first, *others = make_case().operations
+    nothing = [0] * len(first.bytes)
+    still = first.model_copy(update={"bytes": nothing, "flops": [1] * len(nothing)})
+    assert first.name in words(report_record(make_record(make_case(operations=[still, *others]))))

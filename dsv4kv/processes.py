@@ -3,22 +3,26 @@
 import ctypes
 import errno
 import gc
+import logging
 import os
 import pickle
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import metadata
 from itertools import count
 from pathlib import Path
 from threading import Event, Lock, Timer
 from typing import IO, Any, ClassVar, TypeVar
 
-from dsv4kv.errors import Dsv4kvError
+from dsv4kv import __version__
+from dsv4kv.errors import ConfigError, Dsv4kvError
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -259,35 +263,50 @@ def usable_cores() -> int:
 
 
 def map_parallel(
-    work: Callable[[ItemT], ResultT], items: Iterable[ItemT], jobs: int, *, in_order: bool = False
+    work: Callable[[ItemT], ResultT],
+    items: Iterable[ItemT],
+    jobs: int | None,
+    ray: str | None = None,
+    *,
+    in_order: bool = False,
 ) -> Generator[tuple[ItemT, ResultT]]:
     """Yield every item with its result, in order or as soon as that is there.
 
-    Of ``items``, twice as many as ``jobs``, the processes, are taken ahead. Raises what ``work``
-    does, and ``Dsv4kvError`` where a worker was killed.
+    Of ``items``, twice as many as processes are taken ahead. ``jobs``: processes here, or of the
+    Ray cluster at the address ``ray``, whose workers need this version of the package and the
+    files of this working folder; None takes one for each CPU. Raises what ``work`` does,
+    ``Dsv4kvError`` where a worker was killed, and ``ConfigError`` without Ray or a cluster.
     """
     # joblib imports numpy and pools, which only commands that work in parallel pay for
     from concurrent.futures.process import BrokenProcessPool
 
     from joblib import Parallel, delayed, parallel_config
 
-    count = min(jobs, len(items) or 1) if isinstance(items, Sized) else jobs
-    begin = {"initializer": begin_worker, "initargs": (os.getpid(),)}
-    order = "generator" if in_order else "generator_unordered"
+    if ray is None:
+        backend, lost = "loky", BrokenProcessPool
+        task = partial(_run, work, None)
+        begin = {"initializer": begin_worker, "initargs": (os.getpid(),)}
+    else:
+        backend, lost = _connect(ray)
+        task = partial(_run, work, (str(Path.cwd()), __version__))
+        begin = {}
+    count = -1 if jobs is None else jobs
+    if jobs is not None and isinstance(items, Sized):
+        count = min(jobs, len(items) or 1)
     try:
-        with parallel_config(backend="loky", n_jobs=count, **begin):
+        with parallel_config(backend=backend, n_jobs=count, **begin):
+            order = "generator" if in_order else "generator_unordered"
             parallel = Parallel(return_as=order, batch_size=1, mmap_mode="c")
-            yield from parallel(delayed(_with_item)(work, item) for item in items)
-    except BrokenProcessPool as error:
+            yield from parallel(delayed(task)(item) for item in items)
+    except lost as error:
         reason = str(error).strip().partition("\n")[0]
         raise Dsv4kvError(
             f"a process that worked on this was killed, as systems do where memory runs out "
             f"({reason}): give it fewer processes."
         ) from None
-
-
-def _with_item(work: Callable[[Any], Any], item: Any) -> tuple[Any, Any]:
-    return item, work(item)
+    finally:
+        if ray is not None:
+            sys.modules["ray"].shutdown()
 
 
 def begin_worker(parent: int) -> None:
@@ -297,6 +316,45 @@ def begin_worker(parent: int) -> None:
     if os.getppid() != parent:  # it was killed before
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run(work: Callable[[Any], Any], asked: tuple[str, str] | None, item: Any) -> tuple[Any, Any]:
+    """``asked``: the working folder and version of a run whose workers are on other machines."""
+    if asked and asked[1] != __version__:
+        raise RuntimeError(f"dsv4kv is {asked[1]} where it was asked, {__version__} here")
+    if asked:
+        os.chdir(asked[0])
+    return item, work(item)
+
+
+def _connect(address: str) -> tuple[Any, Any]:
+    """Joblib's backend for a Ray cluster, and the error of a lost worker."""
+    try:
+        import ray
+        from ray.util.joblib.ray_backend import RayBackend
+    except ImportError:
+        raise ConfigError(
+            f"--ray {address}: Ray is not installed: pip install 'dsv4kv[ray]'."
+        ) from None
+    try:
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if host and port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": {"PYTHONPATH": with_package(os.environ)["PYTHONPATH"]}},
+        )
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"--ray {address}: no cluster answers there ({reason}): start one with `ray start "
+            "--head`, and give HOST:PORT or auto."
+        ) from None
+    backend = RayBackend()
+    backend.supports_return_generator = True  # results come one by one, and are kept so
+    return backend, ray.exceptions.RayError
 
 
 @contextmanager

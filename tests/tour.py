@@ -56,6 +56,7 @@ EXITS = {
     r"replay --resume RUN": {7},
     # a calibration that nobody has fitted, an extra that is not installed
     r"replay .*cost.calibration=": {0, 2},
+    r"replay .*--ray": {0, 2},
     r"trace tokenize [^-]": {2},
     r"plan weka/": {4},
     # a trace that is too short for the question

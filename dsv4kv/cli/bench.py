@@ -153,6 +153,7 @@ def op(
     With --backend its operation is timed alternately with ours. Ends with 6 if a case differs
     from the reference; nothing is timed then.
     """
+    from dsv4kv.bench.device import describe_gpu
     from dsv4kv.bench.figures import OperationBench, Shape
     from dsv4kv.ops import reference
     from dsv4kv.ops.spec import OPERATIONS
@@ -178,7 +179,7 @@ def op(
             report(f"timing {counted(requests, 'request')} of {tokens:,} tokens, {seconds:g} s")
             shape = Shape(requests, chosen or None, tokens)
             timed.append(bench.time(shape, capture_environment()["memory_bytes"]))
-    page = op_page(name, bench.resolved.name, cases, timed)
+    page = op_page(name, bench.resolved.name, cases, timed, describe_gpu(device or "auto"))
     taken = ", ".join(OPERATIONS[bench.operation].signature.split())
     own = ["", f"A backend of your own: {bench.operation}({taken})"]
     code = getattr(reference, bench.operation).__code__

@@ -60,6 +60,7 @@ _AGAINST = (
     "server finds more or fewer tokens, and why."
 )
 _COMMAND = "The server's launch command, or a file with it: what its metrics do not report."
+_RAY = "Run the points of a sweep on a Ray cluster; auto finds one."
 _CHART = "Draw memory and requests: .svg or .html."
 
 
@@ -84,6 +85,7 @@ def replay(
     set_: opt.Texts = opt.SET,
     axis: opt.Texts = opt.AXIS,
     jobs: int = opt.rare("Parallel points of a sweep.", "N", "--jobs", "-j", min=1, default=1),
+    ray: opt.Text = opt.rare(_RAY, "HOST:PORT"),
     resume: opt.Text = opt.RESUME,
     chart: Path | None = opt.option(_CHART, "FILE", callback=opt.to_chart),
     out: Path = opt.OUT,
@@ -125,8 +127,9 @@ def replay(
     from dsv4kv.replay.run import run_replay
 
     request = Request("replay", config, sets, axis or [], out, resume)
+    parallel = None if ray and jobs == 1 else jobs
     invocation = open_sweep(
-        request, ReplayConfig, _refuse_idle, lambda config: config.workload.trace, jobs=jobs
+        request, ReplayConfig, _refuse_idle, lambda c: c.workload.trace, jobs=parallel, ray=ray
     )
     unit = "points" if invocation.sweep.parallel else "requests"
     with opt.watch("replay", unit, quiet=silent) as watcher:

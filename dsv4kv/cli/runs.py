@@ -132,7 +132,8 @@ def open_sweep(
     check: "Callable[[Sequence[Point[ConfigT]]], None]",
     trace_of: "Callable[[ConfigT], str | None]",
     *,
-    jobs: int = 1,
+    jobs: int | None = 1,
+    ray: str | None = None,
     timed: bool = False,
 ) -> "Invocation[ConfigT]":
     """A run's configuration and points, which ``check`` may refuse; several are kept in a file.
@@ -152,7 +153,7 @@ def open_sweep(
     kept = None
     if several or request.resume is not None:
         kept = _keep_points(request, loaded, points, traces, timed=timed)
-    sweep = Sweep(kept, jobs if several else 1)
+    sweep = Sweep(kept, jobs if several else 1, ray)
     argv = ["dsv4kv", *sys.argv[1:]]
     return Invocation(argv, loaded, points, request.overrides, request.axes, sweep)
 

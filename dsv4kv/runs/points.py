@@ -212,11 +212,12 @@ class Sweep:
     """How points are done."""
 
     points: Points | None = None  # keeps finished ones; None where there is one point
-    jobs: int = 1  # points at once
+    jobs: int | None = 1  # points at once; None takes all that the cluster has
+    ray: str | None = None  # address of a Ray cluster; None for processes here
 
     @property
     def parallel(self) -> bool:
-        return self.jobs > 1
+        return self.jobs != 1 or self.ray is not None
 
 
 HERE = Sweep()  # one point after the other, none of them kept
@@ -237,7 +238,7 @@ def run_points(
     numbers = [number for number in range(count) if number not in cases]
     try:
         if sweep.parallel and numbers:
-            results = map_parallel(work, numbers, sweep.jobs)
+            results = map_parallel(work, numbers, sweep.jobs, sweep.ray)
         else:
             results = ((number, work(number)) for number in numbers)
         with closing(results):

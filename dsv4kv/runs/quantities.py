@@ -1,6 +1,7 @@
 """What a record measured: quantities, baselines of rates, shares of a step, a window's polls."""
 
 import json
+import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -8,8 +9,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dsv4kv.budget.gpus import gpu_names, load_gpu
 from dsv4kv.runs.parts import MeasuredWindow, Samples, Telemetry
-from dsv4kv.runs.schema import Case, Operation, RunRecord
+from dsv4kv.runs.schema import Case, GpuFacts, Operation, RunRecord
 from dsv4kv.runs.statistics import Estimate, estimate_rate, summarize
 
 
@@ -185,6 +187,27 @@ def yardsticks(case: Case) -> list[Yardstick]:
     copies = [each for each in found if each.name in _COPIES]
     copies.sort(key=lambda each: -each.rate.value if each.rate else 0.0)
     return [*copies, *(each for each in found if each.name not in _COPIES)]
+
+
+_MEMORY_WITHIN = 0.03  # a driver keeps a part of the memory, a product with more has 10 % more
+_WORD = re.compile(r"[a-z0-9]+")
+_SIZE = re.compile(r"\d+gb")
+_SLOWER_MEMORY = "pcie"  # cards with the name and size of a module, and other memory
+
+
+def on_datasheet(gpu: GpuFacts, figure: str) -> int | None:
+    """The figure on which all GPUs of the catalogue agree that this may be, or None.
+
+    ``bandwidth_gbps``, or dense TFLOP/s of the tensor cores: ``fp8_tflops``, ``bf16_tflops``.
+    """
+    words, found = set(_WORD.findall(gpu.name.lower())), set[int]()
+    for known in map(load_gpu, gpu_names()):
+        needed = {word for word in _WORD.findall(known.name) if not _SIZE.fullmatch(word)}
+        alike = abs(gpu.memory_bytes / known.memory_bytes - 1) < _MEMORY_WITHIN
+        if needed <= words and _SLOWER_MEMORY not in words and alike:
+            found.add(getattr(known, figure) or 0)
+    found.discard(0)
+    return found.pop() if len(found) == 1 else None
 
 
 # ---- shares of a decode step

@@ -10,6 +10,7 @@ import re
 import secrets
 import stat
 import tempfile
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +27,10 @@ from dsv4kv.runs.schema import SCHEMA_VERSION, RunRecord
 DIGEST = "content_sha256"
 POINTS = ".points.jsonl"  # ends the name of an unfinished sweep's file, next to its record
 _MOST_INTEGER = 2**256  # whose square a float can hold
+_DROPPED = {
+    "evicted_objects", "good_output_tokens", "orphaned_checkpoints", "read_ns", "read_operations",
+    "restored_requests", "resumed_requests", "sending_ns", "write_ns", "write_operations",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,13 @@ def loads(text: str, name: str) -> RunRecord:
     """Read a record from its text, which is ``name`` in errors; raises ``RecordError``."""
     document = _read_document(text, name)
     found = document.pop(DIGEST, None)
+    if found is None and "launches" in document:  # the first records have neither
+        raise RecordError(
+            f"{name} has no {DIGEST}, which dsv4kv writes: it was changed by hand or cut short. "
+            "Take the file as dsv4kv wrote it."
+        )
     try:
-        changed = found != digest(document)
+        changed = found is not None and found != digest(document)
     except ValueError:  # a number above 1.8e308, which dsv4kv never writes
         changed = True
     if changed:
@@ -74,6 +84,8 @@ def loads(text: str, name: str) -> RunRecord:
             f"{name} was changed after it was written: its {DIGEST} does not match its values. "
             "Take the file as dsv4kv wrote it."
         )
+    if document["schema_version"] == 1:
+        document = _without(document, _DROPPED) | {"schema_version": SCHEMA_VERSION}
     try:
         return RunRecord.model_validate(document, strict=True)
     except ValidationError as error:
@@ -99,12 +111,21 @@ def _read_document(text: str, name: str) -> dict[str, Any]:
         raise RecordError(_no_record(name)) from None
     if not isinstance(document, dict) or "schema_version" not in document:
         raise RecordError(f"{name} is JSON but not a run record: it has no schema_version.")
-    if document["schema_version"] != SCHEMA_VERSION:
+    if document["schema_version"] not in (1, SCHEMA_VERSION):
         raise RecordError(
-            f"{name} has schema version {document['schema_version']!r}; this dsv4kv reads version "
-            f"{SCHEMA_VERSION}: show it with the dsv4kv that wrote it, or update dsv4kv."
+            f"{name} has schema version {document['schema_version']!r}; this dsv4kv reads "
+            f"versions 1 and {SCHEMA_VERSION}: show "
+            f"it with the dsv4kv that wrote it, or update dsv4kv."
         )
     return document
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _without(each, names) for key, each in value.items() if key not in names}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [_without(each, names) for each in value]
+    return value
 
 
 def dumps(record: RunRecord) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from dsv4kv.runs import quantities as q
-from dsv4kv.runs.schema import Case, Operation, Pool, RunRecord
+from dsv4kv.runs.schema import Case, GpuFacts, Operation, Pool, RunRecord
 from dsv4kv.runs.statistics import Estimate, divide, estimate_rate, summarize
 from dsv4kv.units import counted, format_bytes, format_duration
 from dsv4kv.view import facts, plots
@@ -168,10 +168,12 @@ def _time_of(case: Case, operation: Operation) -> float:
     return q.per_step(case, operation)[2] if known else sum(operation.samples_ns)
 
 
-def operations_table(case: Case, most: int | None = None) -> tb.Table:
+def operations_table(case: Case, most: int | None = None, gpu: GpuFacts | None = None) -> tb.Table:
     """Time, rate and share of each operation; with ``most`` only those that take most time.
 
-    A rate is all useful bytes over all time, for operations and for plain copies.
+    A rate is all useful bytes over all time, for operations and for plain copies. Operations
+    with matrix products have a roof: memory allows FLOP/B times the rate of copies, tensor cores
+    the datasheet's dense rate of the ``gpu``.
     """
     known, busy = q.yardsticks(case), facts.is_busy(case)
     best = known[0].rate if known else None
@@ -210,6 +212,8 @@ def operations_table(case: Case, most: int | None = None) -> tb.Table:
         ("useful bytes", lambda each: tb.size(sum(each.bytes))),
         ("FLOP/B", _intensity),
         ("GFLOP/s", _flop_rate),
+        ("bound by", lambda each: roof(each, best, gpu)[0]),
+        ("% of the roof", lambda each: roof(each, best, gpu)[1]),
     ]
     missing = [f"not measured: {_name(e)} {_layers(e)}, {e.why}" for e in case.not_measured]
     short = any(sum(e.samples_ns) < _SHORT_NS * len(e.samples_ns) for e in rows)
@@ -246,6 +250,23 @@ def _intensity(operation: Operation) -> float | None:
 def _flop_rate(operation: Operation) -> float | None:
     time_ns = sum(operation.samples_ns)
     return sum(operation.flops) / time_ns if operation.flops and time_ns else None
+
+
+def roof(
+    operation: Operation, copy: Estimate | None, gpu: GpuFacts | None
+) -> tuple[str | None, tb.Number | None]:
+    """What bounds matrix products, and the share of that bound in percent."""
+    intensity, rate = _intensity(operation), _flop_rate(operation)
+    if intensity is None or rate is None or operation.temperature == "hot":
+        return None, None
+    figure = "fp8_tflops" if operation.name == "index_scores" else "bf16_tflops"
+    peak = q.on_datasheet(gpu, figure) if gpu else None
+    allowed = {"memory": intensity * copy.value} if copy else {}
+    allowed |= {"tensor cores": peak * 1e3} if peak else {}
+    if not allowed:
+        return None, None
+    bound = min(allowed, key=lambda name: allowed[name])
+    return bound if len(allowed) > 1 else None, _percent(rate, allowed[bound])
 
 
 def _latencies_table(case: Case) -> tb.Table:
@@ -356,10 +377,11 @@ def _sections(record: RunRecord, groups: Sequence[oc.Group]) -> Iterator[tb.Sect
     if record.launches:
         yield tb.Section("Launches", [_launches_table(record)])
     for case in map(oc.middle_launch, groups):
+        gpu = record.environment.gpu if case.device == "cuda" else None
         if case.operations:
             yield tb.Section(
                 "Bandwidth",
-                [operations_table(case), *_rate_charts(case)],
+                [operations_table(case, gpu=gpu), *_rate_charts(case, gpu)],
                 "Useful bytes over time, with 95 % intervals.",
             )
             if step := step_table([case]):
@@ -388,7 +410,7 @@ _POOLS: tb.Columns = [
 ]
 
 
-def _rate_charts(case: Case) -> Iterator[tb.Chart]:
+def _rate_charts(case: Case, gpu: GpuFacts | None) -> Iterator[tb.Chart]:
     found = [
         (f"{_name(each)} {_layers(each)}", rate)
         for each in case.operations
@@ -398,6 +420,8 @@ def _rate_charts(case: Case) -> Iterator[tb.Chart]:
         return
     found.sort(key=lambda pair: -pair[1].value)
     limits = {each.name: rate.value for each in q.yardsticks(case) if (rate := each.rate)}
+    promised = q.on_datasheet(gpu, "bandwidth_gbps") if gpu else None
+    limits |= {"datasheet": float(promised)} if promised else {}
     rows = [oc.estimate_bar(name, rate, "") for name, rate in found]
     yield plots.bars("Rate of each operation, GB/s", rows, dots=True, lines=limits)
 
@@ -436,6 +460,7 @@ def op_page(
     backend: str,
     cases: int,
     timed: Sequence[Sequence[Case]],
+    gpu: GpuFacts | None = None,
 ) -> tb.Page:
     """Cases in sight, then the sentence of one row, then all rows."""
     rows = list(_rows(timed))
@@ -468,8 +493,11 @@ def op_page(
         ("GB/s", lambda row: checked(row.rate, busy=busy)),
         (f"% of {copy.name}", lambda row: checked(row.copy_share, 100, busy=busy)),
     ]
-    if any(row.operation.flops for row in rows):
-        columns.append(("GFLOP/s", lambda row: _flop_rate(row.operation)))
+    if gpu and any(row.operation.flops for row in rows):
+        columns += [
+            ("bound by", lambda row: roof(row.operation, row.copy, gpu)[0]),
+            ("% of roof", lambda row: roof(row.operation, row.copy, gpu)[1]),
+        ]
     if not compared:
         del columns[0]
     same = [

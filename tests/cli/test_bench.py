@@ -1,6 +1,12 @@
 """``dsv4kv bench``: what is printed, written and returned, when all is well and when not."""
 
+import os
+import pty
 import re
+import signal
+import subprocess
+import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -137,6 +143,93 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(
     result = bench()
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr == "interrupted before there was an answer.\n"
+    assert files() == []
+
+
+_PATIENCE_S = 600
+
+
+class Program:
+    """The program in a process of its own, its stderr on a terminal."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._master, stderr = pty.openpty()
+        # A shell makes what it starts in the background ignore SIGINT, and children inherit that.
+        ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dsv4kv", "bench", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+            text=True,
+        )
+        signal.signal(signal.SIGINT, ignored)
+        self._watchdog = threading.Timer(_PATIENCE_S, self._process.kill)
+        self._watchdog.daemon = True
+        self._watchdog.start()
+        os.close(stderr)
+        self.shown = ""
+
+    def wait_for(self, pattern: str) -> None:
+        """Read what the terminal shows until it matches."""
+        while not re.search(pattern, self.shown):
+            self.shown += self._read() or pytest.fail(f"{pattern} never came: {self.shown}")
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and stdout; ``shown`` has all of stderr."""
+        while part := self._read():
+            self.shown += part
+        os.close(self._master)
+        stdout, _ = self._process.communicate()
+        self._watchdog.cancel()
+        return self._process.returncode, stdout
+
+    def _read(self) -> str:
+        try:
+            return os.read(self._master, 4096).decode(errors="replace")
+        except OSError:  # Linux, once the program has closed its end
+            return ""
+
+
+def large(requests: int) -> list[str]:
+    """Options of a run that no test waits for."""
+    return [
+        "smoke",
+        *("--data", "none", "--set", "cache.max_context_tokens=64K"),
+        *("--set", f"workload.synthetic.requests={requests}"),
+        *("--set", "workload.synthetic.output.kind=fixed"),
+        *("--set", "workload.synthetic.output.mean=20000"),
+    ]
+
+
+def test_sigint_ends_a_run_with_what_was_measured() -> None:
+    program = Program(*large(2000))
+    program.wait_for(r"\b[1-9][\d,]* / [\d,]+ tokens")
+    program.interrupt()
+    code, stdout = program.end()
+    assert code == 130
+    assert "Traceback" not in program.shown
+    (record,) = records()
+    (case,) = record.cases
+    assert record.status == case.status == "incomplete"
+    assert case.totals
+    assert case.totals.steps > 0
+    assert len(next(each for each in case.latencies if each.name == "step").samples_ns) > 0
+    assert "incomplete" in stdout
+    path = stdout.splitlines()[-1].removeprefix("record: ")
+    again = shell.invoke("report", path)
+    assert "! incomplete: stopped before the end" in again.stdout
+
+
+def test_sigint_while_the_trace_is_counted_ends_quietly() -> None:
+    program = Program(*large(10_000_000))
+    program.wait_for("\x1b\\[\\?25l")  # the progress bar hides the cursor, then counting begins
+    program.interrupt()
+    assert program.end() == (130, "")
+    assert "Traceback" not in program.shown
     assert files() == []
 
 

@@ -5,9 +5,11 @@ import os
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
 from tests.cli.shell import invoke
 from tests.examples import FULL
+from tests.ports import free_port
+from tests.process_tree import descendants, is_running
 from tests.replay.scenes import SMALL
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -212,6 +216,20 @@ def test_the_line_that_is_listed_goes_on_in_its_folder(folder: str, whole: list[
     assert not list(Path(folder).glob("*.points.jsonl"))
 
 
+@pytest.mark.parametrize("address", ["auto", "127.0.0.1:1", "nowhere.invalid:6379"])
+def test_ray_without_a_cluster_leaves_nothing(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if address == "auto":
+        monkeypatch.setitem(sys.modules, "ray", None)
+    else:
+        pytest.importorskip("ray")
+    result = invoke(*WORDS, "--ray", address, "--out", "new")
+    known = ("Ray is not installed", "no cluster answers there")
+    assert (result.exit_code, any(each in result.stderr for each in known)) == (2, True)
+    assert not Path("new").exists()
+
+
 def test_a_bench_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [word for setting in TINY for word in ("--set", setting)]
     words += ["--data", "none", "--axis", "workload.concurrency=1,2,3", "--quiet"]
@@ -251,3 +269,28 @@ def test_killed_whenever_and_resumed_it_is_the_same_table(turn: int, whole: list
         assert invoke("replay", "--quiet", "--resume", str(path)).exit_code == 6
     assert the_record().cases == whole
     assert list(Path("results").glob("*.points.jsonl")) == []
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """The address of a Ray cluster with two workers, started as users start one."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'dsv4kv[ray]'")
+    ray = shutil.which("ray", path=str(Path(sys.executable).parent))
+    assert ray
+    port = free_port()
+    words = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"]
+    words += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
+    head = subprocess.Popen([ray, *words], cwd="/", stdout=subprocess.PIPE, text=True)
+    assert head.stdout
+    assert any("--block" in line for line in head.stdout)  # it says so when all have started
+    started = descendants(head.pid)
+    yield f"127.0.0.1:{port}"
+    head.terminate()
+    head.communicate(timeout=60)
+    assert not any(map(is_running, started))
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_two_workers_of_a_ray_cluster_give_the_same_cases(cluster: str, whole: list[Case]) -> None:
+    assert run("--ray", cluster).exit_code == 6
+    assert the_record().cases == whole

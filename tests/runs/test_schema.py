@@ -21,7 +21,7 @@ def schema_text() -> str:
     schema["properties"][DIGEST] = {
         "description": (
             "SHA-256 of the document without this value, as JSON with sorted keys, no blanks, and "
-            "characters beyond ASCII escaped."
+            "characters beyond ASCII escaped; the first records have none."
         ),
         "pattern": "^[0-9a-f]{64}$",
         "title": "Content Sha256",

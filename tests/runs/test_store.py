@@ -48,6 +48,19 @@ def test_a_saved_record_loads_equal(tmp_path: Path, cases: list[Any]) -> None:
     assert store.load_record(saved.path) == record
 
 
+def test_of_a_record_of_version_1_the_fields_that_were_dropped_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    record = make_record()
+    document = json.loads(store.dumps(record)) | {"schema_version": 1}
+    document["cases"][0]["totals"] |= {"resumed_requests": 3, "read_ns": 7}
+    assert store.load_record(sealed(tmp_path / "1.json", document)) == record
+    document = json.loads(store.dumps(record))
+    document["cases"][0]["totals"] |= {"resumed_requests": 3}
+    with pytest.raises(RecordError, match="resumed_requests"):
+        store.load_record(sealed(tmp_path / "2.json", document))
+
+
 def test_a_folder_that_cannot_be_made_falls_back_to_the_temporary_folder(
     tmp_path: Path, fallback: Path
 ) -> None:
@@ -139,10 +152,10 @@ CHANGED = f" was changed after it was written: its {store.DIGEST} does not match
         (b'{"schema_version": NaN}', " is not a run record"),
         (b"[" * 200_000, " is not a run record"),
         (b"1" * 5000, " is not a run record"),
-        (b'{"schema_version": 2, "x": 1' + b"0" * 400 + b"}", " is not a run record"),
+        (b'{"schema_version": 1, "x": 1' + b"0" * 400 + b"}", " is not a run record"),
         (WHOLE.replace(f" {SAMPLE},", " 7,", 1).encode(), CHANGED),
         (WHOLE.replace(f" {SAMPLE},", " 1e999,", 1).encode(), CHANGED),
-        (json.dumps(UNSEALED).encode(), CHANGED),
+        (json.dumps(UNSEALED).encode(), f" has no {store.DIGEST}, which dsv4kv writes"),
     ],
     ids=["absent", "cut", "bytes", "NaN", "deep", "digits", "large", "7", "1e999", "unsealed"],
 )
@@ -165,7 +178,7 @@ CASE = json.loads(WHOLE)["cases"][0]
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        *(({"schema_version": n}, f"schema version {n!r}; this dsv4kv reads version 2:")
+        *(({"schema_version": n}, f"schema version {n!r}; this dsv4kv reads versions 1 and 2:")
           for n in (0, 3, "1", None)),
         ({"seed": "zero", "status": "fine", "extra": 1}, "run record: status: .*[(]2 more[)][.]$"),
         ({"started_utc": ""}, "started_utc: Invalid isoformat string"),
@@ -202,8 +215,8 @@ def test_a_record_cut_anywhere_is_refused(length: int) -> None:
     ("text", "reason"),
     [
         ("[]", "is JSON but not a run record: it has no schema_version."),
-        ('{"schema_version": 2}', "is not a run record"),
-        ('{"schema_version": 2, "cases": 3}', "is not a run record"),
+        ('{"schema_version": 1}', "is not a run record"),
+        ('{"schema_version": 1, "cases": 3}', "is not a run record"),
         ("{", "not JSON"),
     ],
 )
@@ -218,6 +231,7 @@ def test_a_file_that_is_no_record_is_listed_with_the_reason(
 
 # ---- names of runs, and records of before
 
+
 MOMENT = datetime(2026, 11, 21, 4, 19, 3, tzinfo=UTC)
 
 
@@ -227,6 +241,19 @@ def test_any_configuration_name_gives_a_safe_file_name(name: str) -> None:
     assert re.fullmatch(
         r"20261121T041903Z-[A-Za-z0-9._-]{1,60}-[0-9a-f]{6}", store.new_run_id(name, MOMENT)
     )
+
+
+DATA = Path(__file__).parent / "data"
+FIRST = DATA / "record-v1-first.json"  # before launches, telemetry and the digest
+
+
+def test_the_first_records_load_with_what_they_did_not_know_at_its_default() -> None:
+    record = store.load_record(FIRST)
+    assert "launches" not in json.loads(FIRST.read_text())
+    assert record.launches == []
+    assert {case.launch for case in record.cases} == {0}
+    samples_ns = record.cases[0].operations[0].samples_ns
+    assert samples_ns == [417_000, 421_500, 419_250, 430_000, 418_100, 425_000]
 
 
 def test_what_telemetry_had_before_is_skipped() -> None:

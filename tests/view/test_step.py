@@ -3,9 +3,10 @@
 from typing import Any
 
 from dsv4kv.runs.quantities import StepShare, step_shares
-from dsv4kv.runs.schema import Case, Latency, Operation
-from dsv4kv.view.bench import step_table
-from tests.runs.records import make_record
+from dsv4kv.runs.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
+from dsv4kv.view.bench import operations_table, step_table
+from dsv4kv.view.table import text_of
+from tests.runs.records import H200, make_record
 
 
 def operation(name: str, moved: int, time_ns: int, calls: int = 2, **more: Any) -> Operation:
@@ -56,3 +57,27 @@ def test_on_a_gpu_a_step_is_as_many_calls_as_it_has_layers() -> None:
         case(operation("attend", 10, 3, **calls), operation("attend", 10, 1, **hot))
     )
     assert shares[0] == StepShare("attention", 210, 63)
+
+
+def roofs(found: Case, gpu: GpuFacts | None) -> list[tuple[str, ...]]:
+    """FLOP/B, GFLOP/s, what bounds them, and the share that is reached."""
+    cells = operations_table(found, gpu=gpu).cells
+    return [tuple(text_of(cell) for cell in row[8:]) for row in cells if row[8].value != "–"]
+
+
+def test_the_roof_is_the_smaller_of_memory_and_tensor_cores() -> None:
+    """Of an H200: scores wait for memory at 124 FLOP/B, attention of 128 heads does not at 449."""
+    peak = Peak(name="copy", bytes=4800, samples_ns=[1])
+    cold: dict[str, Any] = {"temperature": "cold"}
+    scores = operation("index_scores", 60, 40, flops=[7440, 7440], **cold)
+    attend = operation("attend", 10, 20, calls=4, flops=[4490] * 4, **cold)
+    found = case(scores, attend, device="cuda", memcpy=None, peaks=[peak])
+    assert roofs(found, H200) == [
+        ("124", "186", "memory", "0.0"),
+        ("449", "224", "tensor cores", "0.0"),
+    ]
+
+
+def test_without_a_datasheet_the_roof_is_the_memory() -> None:
+    found = case(*STEP, memcpy=Memcpy(bytes=20, samples_ns=[2] * 10))
+    assert roofs(found, None) == [("124", "186", "–", "15.0"), ("449", "224", "–", "5.0")]

@@ -23,7 +23,6 @@ class Choice:
     where: str = ""  # ``module:attribute`` below ``dsv4kv`` that does it, or a module
 
     def load(self) -> Any:
-        """Import what does it."""
         module, _, attribute = self.where.partition(":")
         found = import_module(f"dsv4kv.{module}")
         return getattr(found, attribute) if attribute else found
@@ -78,7 +77,6 @@ PEERS = {
 
 
 def listed(names: Iterable[str]) -> str:
-    """The names with commas between."""
     return ", ".join(names)
 
 

@@ -349,7 +349,6 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def shipped(folder: str) -> Path:
-    """Return the shipped folder of that name, wherever the package runs from."""
     installed = _PACKAGE / folder
     return installed if installed.is_dir() else _PACKAGE.parent / folder
 

@@ -59,7 +59,6 @@ def find_program(name: str) -> str | None:
 
 
 def version_of(package: str) -> str | None:
-    """Version of an installed distribution, where there is one of that name."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -258,7 +257,6 @@ def without_stderr() -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

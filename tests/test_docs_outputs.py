@@ -157,16 +157,6 @@ def renewed(session: str, output: str = "") -> str:
     return "\n".join([command, "…\n".join(parts)])
 
 
-def test_a_cut_page_is_renewed_in_order_where_titles_repeat() -> None:
-    output = "✓ 2 fit.\n\nOptions\na 3\n\nSizes\nb 4\n\nMore\nOptions\na 3\nc 5\nd 7\n"
-    page = "$ dsv4kv x\n✓ 1 fits.\n…\nOptions\na 2\nc 4\nd 6\n"
-    assert renewed(page, output) == "$ dsv4kv x\n✓ 2 fit.\n…\nOptions\na 3\nc 5\nd 7\n"
-    both = "$ dsv4kv x\n✓ 1 fits.\n\nOptions\na 2\n…\nOptions\na 2\nc 4\n"
-    assert renewed(both, output).splitlines()[3:] == [
-        *("Options", "a 3", "…", "Options", "a 3", "c 5", "d 7")
-    ]
-
-
 def test_python_of_the_guides_imports_names_that_exist() -> None:
     blocks = [
         block

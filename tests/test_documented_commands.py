@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from typer.testing import CliRunner
 
 from dsv4kv.cli import COMMANDS, Program, _take, app, load_command
 from tests.words import find
@@ -108,11 +107,3 @@ def test_every_help_has_examples_of_its_command(name: str) -> None:
     told = examples(HELPS[name])
     assert told
     assert all(f"{command} ".startswith(f"{name} ") for command in told)
-
-
-@pytest.mark.parametrize("name", HELPS)
-def test_h_is_help_of_every_command(name: str) -> None:
-    words = name.split()[1:]
-    short, long = (CliRunner().invoke(app, [*words, option]) for option in ("-h", "--help"))
-    assert short.exit_code == 0
-    assert short.output == long.output

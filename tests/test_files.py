@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from io import BufferedWriter
 from pathlib import Path
 
@@ -127,31 +128,25 @@ def test_a_document_is_read_up_to_its_limit_and_refused_beyond(tmp_path: Path) -
         assert caught.value.errno == errno.EFBIG
 
 
-def test_a_large_configuration_is_a_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_bytes(b"#" * (2**18 + 1))
-    with pytest.raises(ConfigError, match=r"it is larger than 0\.25 MiB"):
-        load_config(str(path))
-
-
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="it is a pipe or a device, not a file"):
-        files.read_document(tmp_path / "pipe")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(os.mkfifo, "it is a pipe or a device, not a file"), (os.mkdir, "Is a directory")],
+)
+def test_what_is_no_file_is_refused_not_waited_for_and_left_closed(
+    make: Callable[[Path], None], reason: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "given")
+    descriptors = len(list(Path("/dev/fd").iterdir()))
+    with pytest.raises(OSError, match=reason) as refused:
+        files.read_document(tmp_path / "given")
+    assert refused.value.filename == str(tmp_path / "given")
+    assert len(list(Path("/dev/fd").iterdir())) == descriptors
 
 
 @pytest.mark.skipif(not os.access("/proc/kmsg", os.R_OK), reason="the kernel's log is not ours")
 def test_a_file_of_the_kernel_is_not_waited_for() -> None:
     with pytest.raises(BlockingIOError, match="nothing to read yet"):
         files.read_document(Path("/proc/kmsg"))  # its end never comes
-
-
-def test_a_folder_is_refused_by_its_name_and_left_closed(tmp_path: Path) -> None:
-    descriptors = len(list(Path("/dev/fd").iterdir()))
-    with pytest.raises(IsADirectoryError) as refused:
-        files.open_regular(tmp_path)
-    assert refused.value.filename == str(tmp_path)
-    assert len(list(Path("/dev/fd").iterdir())) == descriptors
 
 
 @pytest.mark.parametrize(

@@ -105,18 +105,6 @@ def test_lines_that_install_resolve(index: str, tmp_path: Path) -> None:
     assert list(chain.from_iterable(failed)) == []
 
 
-def test_pip_resolves_what_the_readme_types_first(tmp_path: Path) -> None:
-    (pinned,) = [k for k, page in LINES.items() if page == "README.md" and "constraints" in k]
-    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
-    pip += ["--only-binary=:all:", "--use-feature=fast-deps", "--target", str(tmp_path / "target")]
-    assert resolve(tmp_path, *pip, *shlex.split(pinned)) is None
-
-
-def test_lines_are_found_where_they_are_shown_and_run() -> None:
-    assert {"README.md", "Makefile"} <= set(LINES.values())
-    assert "--no-compile --constraint constraints.txt --editable '.[test]'" in LINES
-
-
 def pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pairs = [line.split("==") for line in lines if not line.startswith("#")]
@@ -133,7 +121,3 @@ def test_pins_are_versions_that_the_package_accepts() -> None:
     for each in ASKED:
         if each.name != PROJECT["name"]:
             assert each.specifier.contains(known[canonicalize_name(each.name)]), str(each)
-
-
-def test_pins_are_in_order() -> None:
-    assert list(pins()) == sorted(pins())

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kv.budget.scenario import find_model
 from dsv4kv.errors import ConfigError, Dsv4kvError
 from dsv4kv.processes import Child, find_program, map_parallel, run_bounded
-from dsv4kv.replay.mrc import Question, measure_trace
-from dsv4kv.traces import load_paths
 from tests.process_tree import descendants, is_running
 from tests.record.sockets import wait_until
 
@@ -107,16 +104,6 @@ def test_every_item_comes_with_its_result() -> None:
 def test_a_killed_worker_is_a_sentence() -> None:
     with pytest.raises(Dsv4kvError, match=r"was killed.*: give it fewer processes"):
         list(map_parallel(halve, [-1, 2], 2))
-
-
-def test_rules_of_a_trace_are_the_same_in_parallel() -> None:
-    table = load_paths("builtin:chat")
-    rules = ("vllm", "sglang", "ideal")
-    question = Question(find_model("v4-flash"), capacities_tokens=(48 * 1024,), rules=rules)
-    one, two = (measure_trace(table, question, jobs=jobs).points for jobs in (1, 2))
-    assert [(o.label, o.hit_tokens) for o in one[0].rules] == [
-        (o.label, o.hit_tokens) for o in two[0].rules
-    ]
 
 
 @pytest.mark.parametrize("entry", ["", ".", "bin"])

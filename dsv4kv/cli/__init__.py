@@ -239,7 +239,6 @@ _LOADED: dict[str, typer.Typer] = {}
 
 
 def group(name: str, example: str) -> typer.Typer:
-    """Make a command of commands."""
     text, more = COMMANDS[name], _PLAIN | {"cls": Group, "no_args_is_help": True}
     _LOADED[name] = typer.Typer(help=text, epilog=examples(example), **more)
     return _LOADED[name]
@@ -262,7 +261,6 @@ def command(
 
 @cache
 def load_command(name: str) -> Any:
-    """Import the module of a command or of a group."""
     import_module(f"{__name__}.{_MODULES.get(name, name.partition(' ')[0])}")
     return get_command(_LOADED[name])
 

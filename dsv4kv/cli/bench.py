@@ -15,7 +15,7 @@ from dsv4kv import __version__
 from dsv4kv.choices import BACKENDS, PEERS, choose, listed
 from dsv4kv.cli import COMMANDS, command
 from dsv4kv.cli import options as opt
-from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
+from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_record, open_sweep
 from dsv4kv.errors import ConfigError, VerificationError
 from dsv4kv.files import shipped_names
 from dsv4kv.units import counted, parse_count
@@ -24,7 +24,7 @@ from dsv4kv.view.console import open_console
 if TYPE_CHECKING:
     from dsv4kv.bench.launches import Outcome, Task
     from dsv4kv.cli.progress import Watcher
-    from dsv4kv.runs.points import Sweep
+    from dsv4kv.config.load import Point
     from dsv4kv.runs.schema import RunRecord
     from dsv4kv.view.table import Page
 
@@ -42,13 +42,15 @@ SHORTHANDS = {
 }
 """Options that stand for settings."""
 
+_SHIPPED = shipped_names("bench")
+_OWN = [name.removeprefix("bench ") for name in COMMANDS if name.startswith("bench ")]
+_CONFIG = f"A YAML file, or a scenario: {listed(_SHIPPED)}; commands of their own: {listed(_OWN)}."
 _LAUNCHES = "Fresh processes to run it in; tables then show medians over launches."
 
 
 @command(
     "bench",
     "dsv4kv bench                                      the shipped default",
-    "dsv4kv bench --list                               others: systems, tiers, transfer, …",
     "dsv4kv bench smoke --set cache.block_tokens=256   one setting changed",
     "dsv4kv bench --axis workload.concurrency=1,8      a sweep",
     "dsv4kv bench --axis workload.context=8K,128K,1M   where a decode step goes",
@@ -57,12 +59,11 @@ _LAUNCHES = "Fresh processes to run it in; tables then show medians over launche
 @opt.takes(SHORTHANDS)
 def bench(
     given: dict[str, Any],
-    config: opt.Text = opt.argument("A YAML file, or a scenario of --list."),
+    config: opt.Text = opt.argument(_CONFIG),
     set_: opt.Texts = opt.SET,
     axis: opt.Texts = opt.AXIS,
     resume: opt.Text = opt.RESUME,
     launches: int = opt.option(_LAUNCHES, "N", min=1, default=1),
-    list_: bool = opt.flag("--list", "List the scenarios and exit."),
     out: Path = opt.OUT,
     json_: opt.Text = opt.JSON,
     verbose: bool = opt.VERBOSE,
@@ -72,16 +73,8 @@ def bench(
 
     Without arguments this replays a short chat trace over three layers of DeepSeek-V4-Flash.
     """
-    own = {n.removeprefix("bench "): t for n, t in COMMANDS.items() if n[:6] == "bench "}
-    known = {**dict.fromkeys(shipped_names("bench"), ""), **own}
     if config and not Path(config).suffix and not Path(config).exists():
-        choose(known, config, "a scenario or a file")
-    if list_:
-        from dsv4kv.view.config import scenarios_table
-        from dsv4kv.view.render import show
-
-        show([scenarios_table(own), "", "dsv4kv bench tiers --help"])
-        return
+        choose(dict.fromkeys([*_SHIPPED, *_OWN]), config, "a scenario or a file")
     silent = quiet or json_ == "-"
     overrides, axes = [*(set_ or []), *opt.as_settings(SHORTHANDS, given)], axis or []
     request = Request("bench", config, overrides, axes, out, resume)
@@ -90,28 +83,19 @@ def bench(
     if launches > 1:
         record, sweep = _run_launches(request, launches, quiet=silent), None
     else:
+        from dsv4kv.bench.run import check_variants, run_bench
+        from dsv4kv.config.bench import BenchConfig
+
         with opt.alone(wanted=json_ == "-"):
-            record, sweep = _run_once(request.restated(), quiet=silent)
+            invocation = open_sweep(
+                request, BenchConfig, check_variants, lambda c: c.workload.source, timed=True
+            )
+            with opt.watch("bench", "tokens", quiet=silent) as watcher:
+                record, sweep = run_bench(invocation, watcher), invocation.sweep
     keep_record(record, out, json_, silent=silent, verbose=verbose)
     if sweep:
         close_sweep(sweep)
     end_run(record)
-
-
-def _run_once(request: Request, *, quiet: bool) -> "tuple[RunRecord, Sweep]":
-    from dsv4kv.bench.run import check_variants, run_bench
-    from dsv4kv.config.load import expand_axes, load_config
-    from dsv4kv.runs import points
-
-    loaded = load_config(request.config, request.overrides)
-    cases = expand_axes(loaded, request.overrides, request.axes)
-    check_variants(cases)
-    traces = [case.config.workload.source for case in cases]
-    sweep = points.Sweep(keep_points(request, loaded, cases, traces, timed=True))
-    argv = ["dsv4kv", *sys.argv[1:]]
-    invocation = points.Invocation(argv, loaded, cases, request.overrides, request.axes, sweep)
-    with opt.watch("bench", "tokens", quiet=quiet) as watcher:
-        return run_bench(invocation, watcher), sweep
 
 
 def _run_launches(asked: Request, launches: int, *, quiet: bool) -> "RunRecord":
@@ -216,48 +200,49 @@ def _counts(option: str, text: str) -> list[int]:
 _Ran = tuple["Page", dict[str, Any], Sequence[str]]
 """For people, for JSON, and what is wrong."""
 _OnStep = Callable[[str, int, int], None]
-_Loaded = tuple[str, type[Any], Callable[[Any, _OnStep], _Ran], Callable[[Any], object]]
-"""What is counted, settings, run, and what refuses settings before anything is run."""
 
 
-def _systems() -> _Loaded:
+def _systems(config: Any, on_step: _OnStep) -> _Ran:
     from dsv4kv.bench.systems import run_systems
-    from dsv4kv.config.experiments import SystemsConfig
     from dsv4kv.view.scenarios import systems_page
 
-    def run(config: SystemsConfig, on_system: _OnStep) -> _Ran:
-        outcomes = run_systems(config, on_system)
-        wrong = [failure for outcome in outcomes for failure in outcome.failures]
-        return systems_page(outcomes), {"systems": [*map(asdict, outcomes)]}, wrong
-
-    return "systems", SystemsConfig, run, id
+    outcomes = run_systems(config, on_step)
+    wrong = [failure for outcome in outcomes for failure in outcome.failures]
+    return systems_page(outcomes), {"systems": [*map(asdict, outcomes)]}, wrong
 
 
-def _tiers() -> _Loaded:
-    from dsv4kv.bench.tiers import check_tiers, document_of, run_tiers
-    from dsv4kv.config.experiments import TiersConfig
+def _tiers(config: Any, on_step: _OnStep) -> _Ran:
+    from dsv4kv.bench.tiers import document_of, run_tiers
     from dsv4kv.view.scenarios import tiers_page
 
-    def run(config: TiersConfig, on_step: _OnStep) -> _Ran:
-        outcome = run_tiers(config, on_step)
-        return tiers_page(outcome), document_of(outcome), outcome.failures
-
-    return "prefixes", TiersConfig, run, check_tiers
+    outcome = run_tiers(config, on_step)
+    return tiers_page(outcome), document_of(outcome), outcome.failures
 
 
-def _transfer() -> _Loaded:
+def _transfer(config: Any, on_step: _OnStep) -> _Ran:
     from dsv4kv.bench.transfer import document_of, run_transfer
-    from dsv4kv.config.experiments import TransferConfig
     from dsv4kv.view.scenarios import transfer_page
 
-    def run(config: TransferConfig, on_step: _OnStep) -> _Ran:
-        outcome = run_transfer(config, on_step)
-        return transfer_page(config, outcome), document_of(outcome), outcome.failures
-
-    return "steps", TransferConfig, run, id
+    outcome = run_transfer(config, on_step)
+    return transfer_page(config, outcome), document_of(outcome), outcome.failures
 
 
-def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
+def _points(name: str, overrides: list[str], axes: list[str]) -> "list[Point[Any]]":
+    """What is run one after the other; refused before anything is."""
+    from dsv4kv.config import experiments
+    from dsv4kv.config.load import expand_axes, load_config
+
+    root = getattr(experiments, f"{name.title()}Config")
+    points = expand_axes(load_config(None, overrides, root), overrides, axes)
+    if name == "tiers":
+        from dsv4kv.bench.tiers import check_tiers
+
+        for point in points:
+            check_tiers(point.config)
+    return points
+
+
+def _scenario(name: str, what: str, run: Callable[[Any, _OnStep], _Ran], example: str) -> None:
     def report(watcher: "Watcher", step: str, done: int, total: int) -> None:
         watcher.name(f"bench {name}, {step}")
         watcher.reach(done, total)
@@ -271,16 +256,10 @@ def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
         quiet: bool = opt.QUIET,
     ) -> None:
         # with axes the JSON is a list of documents, each with its values in ``axis``
-        from dsv4kv.config.load import expand_axes, load_config
         from dsv4kv.view import render, table
 
-        what, root, run, check = load()
-        overrides = set_ or []
         silent, documents, wrong = quiet or json_ == "-", list[dict[str, Any]](), list[str]()
-        points = expand_axes(load_config(None, overrides, root), overrides, axis or [])
-        for point in points:
-            check(point.config)
-        for point in points:
+        for point in _points(name, set_ or [], axis or []):
             with opt.watch("bench", what, quiet=silent) as watcher:
                 page, found, failures = run(point.config, partial(report, watcher))
             at = ", ".join(f"{key}={value}" for key, value in point.axis.items())
@@ -298,6 +277,8 @@ def _scenario(name: str, load: Callable[[], _Loaded], example: str) -> None:
             raise VerificationError("\n".join(wrong))
 
 
-_scenario("systems", _systems, "--set run=blocks   one of the three")
-_scenario("tiers", _tiers, "--axis threads=1,4,16   one after the other")
-_scenario("transfer", _transfer, "--axis decode.block_tokens=256,1024   one after the other")
+_scenario("systems", "systems", _systems, "--set run=blocks   one of the three")
+_scenario("tiers", "prefixes", _tiers, "--axis threads=1,4,16   one after the other")
+_scenario(
+    "transfer", "steps", _transfer, "--axis decode.block_tokens=256,1024   one after the other"
+)

@@ -111,18 +111,10 @@ def _judge(
     from dsv4kv.bench.compare.comparison import brought_by, list_differences
     from dsv4kv.bench.compare.comparison import compare as judge
 
-    replayed = [
-        {case.replay is not None for record in side.records for case in record.cases}
-        for side in (before, after)
-    ]
-    if len(kinds := replayed[0] | replayed[1]) > 1:
-        made = {(False,): "of bench", (True,): "of replay", (False, True): "of both"}
-        first, second = (made.get(tuple(sorted(side)), "empty") for side in replayed)
-        raise ConfigError(
-            f"{before.name} is {first}, {after.name} {second}: compare records of one command."
-        )
+    replayed = {case.replay is not None for side in (before, after) for case in side.cases}
+    _refuse(len(replayed) > 1, "records of bench and of replay: compare records of one command.")
     differences = list_differences(before, after)
-    if kinds == {True}:
+    if replayed == {True}:
         # times of a model: the machine is none of it, and what differs is the question
         differences, intended = [each for each in differences if each.kind == "config"], True
     unlike = "\n".join(str(each) for each in differences if each.kind != "unknown")

@@ -73,12 +73,10 @@ def flag(name: str, text: str, *, rare: bool = False, **more: Any) -> Any:
 def argument(
     text: str, metavar: str | None = None, *, shown: str | bool = False, **more: Any
 ) -> Any:
-    """An argument with its help."""
     return typer.Argument(None, help=text, metavar=metavar, show_default=shown, **more)
 
 
 def required(text: str, metavar: str | None = None, **more: Any) -> Any:
-    """An argument that has to be given."""
     return typer.Argument(..., help=text, metavar=metavar, **more)
 
 
@@ -243,20 +241,7 @@ def as_settings(keys: Mapping[str, str | Row], given: Mapping[str, Any]) -> list
     ]
 
 
-def words_of(context: typer.Context, *without: str) -> list[str]:
-    """The words of a command line, without some options and what is default."""
-    words = list[str]()
-    for param in context.command.params:
-        value = context.params.get(str(param.name))
-        if param.name not in without and value not in (None, (), param.default):
-            for each in value if isinstance(value, list | tuple) else [value]:
-                option = param.param_type_name == "option"
-                words += [*([param.opts[0]] if option else []), str(each)]
-    return words
-
-
 def print_json(document: Any) -> None:
-    """Print values for programs."""
     print_document(json.dumps(document, ensure_ascii=False, indent=2))
 
 
@@ -269,7 +254,6 @@ def show_page(page: "Page", again: str = "", *, verbose: bool, quiet: bool = Fal
 
 
 def write_page(page: "Page", target: Path) -> None:
-    """Write a page and say where it is."""
     from dsv4kv.view import html
 
     html.write_page(page, target)
@@ -286,7 +270,6 @@ def watch(
 
 
 def split(text: str | None) -> list[str]:
-    """Values with commas between."""
     return [each.strip() for each in (text or "").split(",") if each.strip()]
 
 

@@ -37,7 +37,6 @@ _PAGE = "Also write a page with the Pareto front."
     "dsv4kv plan builtin:chat --slo ttft_p99=1s --args '--max-running-requests 64'",
 )
 def plan(
-    context: typer.Context,
     trace: opt.Text = opt.argument(_TRACE, callback=opt.as_path),
     slo: opt.Texts = opt.option("ttft_p99=2s, tpot_p50=50ms, latency_p90=30s.", "TIME_pN=LIMIT"),
     gpu: str = opt.option(_KINDS, "A,B,…", default="h200,b200"),
@@ -96,8 +95,7 @@ def plan(
             question, found, window, tally, on_trial=lambda _: watcher.advance()
         )
         answer = searching.plan(search)
-    again = opt.words_of(context, "slo", "html", "json_", "verbose", "quiet")
-    page = plan_page(answer, question, gpus=kinds, trace=trace, settings=settings, again=again)
+    page = plan_page(answer, question, gpus=kinds, trace=trace, settings=settings)
     if not silent:
         opt.show_page(page, verbose=verbose)
     if json_:

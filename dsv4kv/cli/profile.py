@@ -18,7 +18,6 @@ from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
     from dsv4kv.ops.cuda.inspection import Finding
-    from dsv4kv.profile.read import Source
     from dsv4kv.profile.run import Plan, Tool
     from dsv4kv.runs.schema import RunRecord
     from dsv4kv.runs.store import Saved
@@ -94,12 +93,9 @@ def profile(
     argv, given = ["dsv4kv", *sys.argv[1:]], _Output(out, json_, html, verbose)
     if opened is not None:
         source = load_profile(opened, step, read_rules(rules) if rules else [])
-        given.show(source, opened)
-        record, saved = source.record, None
-        if record is None:
-            record = record_of_profile(source.profile, opened, step, argv)
-            saved = save_record(record, out) if out else None
-        given.write(record, saved)
+        record = source.record or record_of_profile(source.profile, opened, step, argv)
+        given.show(record, opened)
+        given.write(record, save_record(record, out) if out and not source.record else None)
         return
     wanted: Tool | None = next((name for name, chosen in tools.items() if chosen), None)
     if wanted in PACKAGES and not (print_command or child):
@@ -144,7 +140,6 @@ def _print_command(plan: "Plan") -> None:
 
 def _run(plan: "Plan", given: "_Output") -> None:
     from dsv4kv.profile.launch import name_files
-    from dsv4kv.profile.read import load_profile
     from dsv4kv.profile.run import run_profile
     from dsv4kv.runs.store import save_record
 
@@ -155,8 +150,7 @@ def _run(plan: "Plan", given: "_Output") -> None:
             say(f"stopped. {name_files(plan.folder)}", err=True)
         raise
     saved = save_record(record, given.out or opt.RESULTS)
-    source = load_profile(saved.path, _STEP)
-    given.show(source, saved.path)
+    given.show(record, saved.path)
     if not given.silent:
         say(f"files: {plan.folder}")
     given.write(record, saved)
@@ -173,13 +167,12 @@ class _Output:
     def silent(self) -> bool:
         return self.json == "-"
 
-    def show(self, source: "Source", path: Path) -> None:
-        from dsv4kv.view import facts, profile, table
+    def show(self, record: "RunRecord", path: Path) -> None:
+        from dsv4kv.view.runs import run_page
+        from dsv4kv.view.table import Command
 
-        layers = facts.layers_text(source.record.cases) if source.record else ""
-        page = profile.profile_page(source.profile, source.yardstick, layers=layers)
-        again = table.Command.of("dsv4kv", "profile", path, "--verbose")
-        opt.show_page(page, again, verbose=self.verbose, quiet=self.silent)
+        again = Command.of("dsv4kv", "profile", path, "--verbose")
+        opt.show_page(run_page(record), again, verbose=self.verbose, quiet=self.silent)
 
     def write(self, record: "RunRecord", saved: "Saved | None") -> None:
         from dsv4kv.runs.store import dumps
@@ -233,7 +226,7 @@ def kernels(
     if as_json:
         opt.print_json({"nvrtc": nvrtc, "kernels": [_to_values(finding) for finding in findings]})
     elif not check:
-        render.show([checks.registers_table(findings), "", checks.sum_up(findings)])
+        render.show([checks.registers_table(findings)])
     if write_baseline:
         say(f"baseline: {inspection.save_baseline(findings, nvrtc)}", err=True)
     if before is not None:

@@ -75,27 +75,22 @@ class Watcher:
         self._bar.stop()
 
     def start(self, total: int | None) -> None:
-        """Begin to count to ``total``."""
         self._total = total
         self._begun = self._shown = self._clock()
         self._bar.reset(self._task, total=total)
 
     def name(self, name: str) -> None:
-        """Say what is being done now."""
         self._name = name
         self._bar.update(self._task, description=name)
 
     def case(self, case: Point[Any]) -> None:
-        """Name the case that runs now."""
         if case.axis:
             self.name(", ".join(f"{key}={value}" for key, value in case.axis.items()))
 
     def advance(self, count: int = 1) -> None:
-        """Count more as done."""
         self.reach(self._done + count, self._total)
 
     def reach(self, done: int, total: int | None) -> None:
-        """Count what is done, of a total."""
         self._done, self._total = done, total
         now = self._clock()
         if now - self._shown < (_REDRAWN_S if self._live else EVERY_S):
@@ -143,7 +138,6 @@ class Redrawn:
         self._live.stop()
 
     def show(self, drawn: Callable[[], RenderableType], line: str, *, last: bool = False) -> None:
-        """Show the present state: drawn, or as a line."""
         if self._console.is_terminal:
             self._live.update(drawn(), refresh=True)
         elif last or monotonic() - self._shown_s >= EVERY_S:

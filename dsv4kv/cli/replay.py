@@ -1,7 +1,7 @@
 """``dsv4kv replay`` and ``replay calibrate``: a trace in virtual time, and its clock."""
 
 import json
-import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import yaml
 from dsv4kv.choices import STRATEGIES, listed
 from dsv4kv.cli import command
 from dsv4kv.cli import options as opt
-from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_points, keep_record
+from dsv4kv.cli.runs import Request, close_sweep, end_run, keep_record, open_sweep
 from dsv4kv.core.policies import POLICIES
 from dsv4kv.engines.names import RULES, replayed_engines
 from dsv4kv.errors import ConfigError
@@ -20,8 +20,8 @@ from dsv4kv.files import make_folder, shipped_names, user_calibrations, write_na
 from dsv4kv.view.console import say
 
 if TYPE_CHECKING:
-    from dsv4kv.runs.points import Sweep
-    from dsv4kv.runs.schema import RunRecord
+    from dsv4kv.config.load import Point
+    from dsv4kv.config.replay import ReplayConfig
 
 _step = partial(opt.Row, panel="Model of a step")
 SHORTHANDS = {
@@ -123,10 +123,19 @@ def replay(
         raise typer.BadParameter("--command and --log are of a recorded server: add --against.")
     sets = [*(set_ or []), *opt.as_settings({"trace": "workload.trace"}, {"trace": trace})]
     sets += opt.as_settings(SHORTHANDS, given)
-    request = Request("replay", config, sets, axis or [], out, resume).restated()
-    record, sweep = _run(request, None if ray and jobs == 1 else jobs, ray, quiet=silent)
+    from dsv4kv.replay.fleet.case import serve_point
+    from dsv4kv.replay.run import run_replay
+
+    request = Request("replay", config, sets, axis or [], out, resume)
+    parallel = None if ray and jobs == 1 else jobs
+    invocation = open_sweep(
+        request, ReplayConfig, _refuse_idle, lambda c: c.workload.trace, jobs=parallel, ray=ray
+    )
+    unit = "points" if invocation.sweep.parallel else "requests"
+    with opt.watch("replay", unit, quiet=silent) as watcher:
+        record = run_replay(invocation, watcher.reach, serve_point)
     keep_record(record, out, json_, silent=silent, verbose=verbose)
-    close_sweep(sweep)
+    close_sweep(invocation.sweep)
     if chart is not None:
         write_chart(chart, replay_page(record))
         if not silent:
@@ -134,27 +143,12 @@ def replay(
     end_run(record)
 
 
-def _run(
-    request: Request, jobs: int | None, ray: str | None, *, quiet: bool
-) -> "tuple[RunRecord, Sweep]":
-    from dsv4kv.config import load, replay
-    from dsv4kv.replay.fleet.case import serve_point
-    from dsv4kv.replay.run import run_replay
-    from dsv4kv.runs.points import Invocation, Sweep
+def _refuse_idle(points: "Sequence[Point[ReplayConfig]]") -> None:
+    from dsv4kv.config.replay import unused_setting
 
-    loaded = load.load_config(request.config, request.overrides, replay.ReplayConfig)
-    points = load.expand_axes(loaded, request.overrides, request.axes)
     tiers = {name for point in points for name in point.config.tiers.levels}
-    if why := replay.unused_setting([point.config.fleet for point in points], tiers):
+    if why := unused_setting([point.config.fleet for point in points], tiers):
         raise ConfigError(why)
-    traces = [point.config.workload.trace for point in points]
-    kept = keep_points(request, loaded, points, traces, timed=False)
-    sweep = Sweep(kept, jobs if len(points) > 1 else 1, ray)
-    argv = ["dsv4kv", *sys.argv[1:]]
-    invocation = Invocation(argv, loaded, points, request.overrides, request.axes, sweep)
-    unit = "points" if sweep.parallel else "requests"
-    with opt.watch("replay", unit, quiet=quiet) as watcher:
-        return run_replay(invocation, watcher.reach, serve_point), sweep
 
 
 def _compare(

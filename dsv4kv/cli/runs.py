@@ -1,9 +1,10 @@
 """Runs on the command line: sweeps that are kept and resumed, a record, and an exit code."""
 
 import signal
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,8 +20,8 @@ from dsv4kv.errors import INTERRUPTED, ConfigError, Dsv4kvError, RecordError, Ve
 from dsv4kv.view.console import one_line, open_console, say
 
 if TYPE_CHECKING:
-    from dsv4kv.config.load import Loaded, Point
-    from dsv4kv.runs.points import Points, Sweep
+    from dsv4kv.config.load import ConfigT, Loaded, Point
+    from dsv4kv.runs.points import Invocation, Points, Sweep
     from dsv4kv.runs.schema import RunRecord
     from dsv4kv.runs.store import Saved
 
@@ -125,26 +126,51 @@ class Request:
         )
 
 
-def keep_points(
+def open_sweep(
+    request: Request,
+    root: "type[ConfigT]",
+    check: "Callable[[Sequence[Point[ConfigT]]], None]",
+    trace_of: "Callable[[ConfigT], str | None]",
+    *,
+    jobs: int | None = 1,
+    ray: str | None = None,
+    timed: bool = False,
+) -> "Invocation[ConfigT]":
+    """A run's configuration and points, which ``check`` may refuse; several are kept in a file.
+
+    Points that are ``timed`` belong to one machine. Raises ``RecordError`` where the file cannot
+    be written or is of another sweep.
+    """
+    from dsv4kv.config.load import expand_axes, load_config
+    from dsv4kv.runs.points import Invocation, Sweep
+
+    request = request.restated()
+    loaded = load_config(request.config, request.overrides, root)
+    points = expand_axes(loaded, request.overrides, request.axes)
+    check(points)
+    traces = [trace_of(point.config) for point in points]
+    several = len(points) > 1
+    kept = None
+    if several or request.resume is not None:
+        kept = _keep_points(request, loaded, points, traces, timed=timed)
+    sweep = Sweep(kept, jobs if several else 1, ray)
+    argv = ["dsv4kv", *sys.argv[1:]]
+    return Invocation(argv, loaded, points, request.overrides, request.axes, sweep)
+
+
+def _keep_points(
     request: Request,
     loaded: "Loaded[Any]",
     points: "Sequence[Point[Any]]",
     traces: Sequence[str | None],
     *,
     timed: bool,
-) -> "Points | None":
-    """The file that keeps finished points; None where there is one point.
-
-    Points that are ``timed`` belong to one machine. Raises ``RecordError`` where the file cannot
-    be written or is of another sweep.
-    """
+) -> "Points":
     from dsv4kv.runs.environment import capture_environment
     from dsv4kv.runs.points import Asked, find_points, hash_points, open_points
     from dsv4kv.runs.store import POINTS, new_run_id
     from dsv4kv.traces import resolve_trace, trace_sha256
 
-    if len(points) == 1 and request.resume is None:
-        return None
     now, here = datetime.now(UTC), capture_environment()
     wanted = [(point.axis, point.config.model_dump(mode="json")) for point in points]
     asked = Asked(

@@ -170,7 +170,7 @@ def convert(
     from dsv4kv.record.server import describe_breaks, read_server
     from dsv4kv.traces import formats, is_stores_only, place_of, read_trace, summary
 
-    _check_out(out, to)
+    _check_out(out)
     if Path(source).is_dir() and Path(source).resolve() in out.resolve().parents:
         raise TraceError(
             f"{out} is inside {source}, whose files are the trace: name one outside of it."
@@ -187,26 +187,17 @@ def convert(
         return
     stores = is_stores_only(Path(source))
     options = _read_options(given, any_order=sort, stores=stores)
-
-    def check(requests: "Iterator[Request]", first: int) -> "Iterator[Request]":
-        return summary.check_histories_of(
-            requests,
-            lambda number: place_of(first + number, source, trace_format, options),
-        )
-
     with _watched_reading(f"converting {source}") as watch:
-        requests = read_trace(source, trace_format, replace(options, watch=watch))
+        requests: Iterable[Request] = summary.check_histories_of(
+            read_trace(source, trace_format, replace(options, watch=watch)),
+            lambda number: place_of(number, source, trace_format, options),
+        )
         if sort:
-            ordered = sorted(check(requests, 0), key=lambda request: request.arrival_s)
-            chosen: Iterator[Request] = islice(ordered, skip, stop)
-        else:
-            chosen = check(islice(requests, skip, stop), skip)
-        _write(chosen, out, to, stores=stores)
+            requests = sorted(requests, key=lambda request: request.arrival_s)
+        _write(islice(requests, skip, stop), out, to, stores=stores)
 
 
-def _check_out(out: Path, to: str) -> None:
-    if out.is_dir():
-        raise TraceError(f"{out} is a folder: name the file to write.")
+def _check_out(out: Path) -> None:
     try:
         files.check_file(out)
     except OSError as error:
@@ -270,7 +261,7 @@ def tokenize(
     from dsv4kv.record import tokenize as made
     from dsv4kv.traces.formats import BLOCK_TOKENS
 
-    _check_out(out, to)
+    _check_out(out)
     options = _object(template_options, "--template-options")
     job = made.Job(tokenizer, made.read_salt(salt), template, options, block_tokens)
     counts = made.Counts()

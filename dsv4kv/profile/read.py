@@ -22,9 +22,8 @@ from dsv4kv.profile.launch import NCU_METRICS, export_nsys, find_profiler
 from dsv4kv.profile.nsys import read_nsys
 from dsv4kv.profile.table import Rule, bounded_matching, build_table, shipped_rules
 from dsv4kv.profile.trace import STEP, Trace
-from dsv4kv.runs.parts import KernelTable, Profile
+from dsv4kv.runs.parts import Profile
 from dsv4kv.runs.points import make_case
-from dsv4kv.runs.quantities import Yardstick, yardsticks
 from dsv4kv.runs.schema import Environment, RunRecord
 from dsv4kv.runs.store import load_record, new_run_id
 
@@ -116,15 +115,7 @@ class Source:
     """A profile, and where it is from."""
 
     profile: Profile  # with its kernel table
-    yardstick: Yardstick | None
-    """Baseline of its rates; None where nothing was measured."""
     record: RunRecord | None = None  # that it was read from; None of a profiler's own file
-
-    @property
-    def table(self) -> KernelTable:
-        """Its kernel table."""
-        assert self.profile.table is not None
-        return self.profile.table
 
 
 def load_profile(path: Path, step: str, rules: Sequence[Rule] = ()) -> Source:
@@ -144,11 +135,11 @@ def load_profile(path: Path, step: str, rules: Sequence[Rule] = ()) -> Source:
             useful_bytes={},
             table=table,
         )
-        return Source(profile, yardstick=None)
+        return Source(profile)
     record = load_record(path)
     for case in record.cases:
         if case.profile is not None and case.profile.table is not None:
-            return Source(case.profile, next(iter(yardsticks(case)), None), record)
+            return Source(case.profile, record)
     raise ProfileError(f"{path} is a run record without a profile: make one with dsv4kv profile.")
 
 

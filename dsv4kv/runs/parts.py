@@ -240,7 +240,6 @@ class ReplayFleet(Part):
 
     @property
     def gpus(self) -> int:
-        """GPUs of all replicas."""
         return sum(replica.gpus for replica in self.replicas)
 
     @property

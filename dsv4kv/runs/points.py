@@ -98,12 +98,10 @@ class Points:
 
     @property
     def missing(self) -> int:
-        """Points that are not finished."""
         return self.asked.count - len(self.cases)
 
     @property
     def resume(self) -> str:
-        """The command line that resumes it."""
         folder = self.path.parent
         there = "" if folder == Path("results") else f" --out {shlex.quote(str(folder))}"
         return f"dsv4kv {self.asked.command} --resume {self.asked.run_id}{there}"
@@ -117,13 +115,10 @@ class Points:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            kept, go_on = "none is kept", "begin it again"
-            if self.cases:
-                kept = f"{len(self.cases):,} are finished and stay there"
-                go_on = "go on with --resume"
             raise RecordError(
                 f"{self.path} cannot be written ({error.strerror}). Of {self.asked.count:,} "
-                f"points {kept}: make room, or let it be written, and {go_on}."
+                f"points {len(self.cases):,} are kept there: make room, or let it be written, and "
+                "resume."
             ) from None
         self.cases[number] = case
 
@@ -222,7 +217,6 @@ class Sweep:
 
     @property
     def parallel(self) -> bool:
-        """Whether several are done concurrently."""
         return self.jobs != 1 or self.ray is not None
 
 
@@ -279,7 +273,6 @@ class Invocation(Generic[ConfigT]):
 
 
 def as_options(overrides: Sequence[str], axes: Sequence[str]) -> list[str]:
-    """Words of a command line for settings and axes."""
     options = [("--set", each) for each in overrides] + [("--axis", each) for each in axes]
     return [word for option in options for word in option]
 

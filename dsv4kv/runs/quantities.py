@@ -66,7 +66,6 @@ class Measured:
 
     @property
     def median_ns(self) -> float:
-        """Middle of the samples."""
         return summarize(self.samples_ns).median
 
     @property

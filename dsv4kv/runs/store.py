@@ -153,14 +153,11 @@ def _layout(value: Any, newline: str) -> str:
 def _read(path: Path) -> str:
     try:
         return read_document(path).decode()
-    except FileNotFoundError:
-        raise RecordError(
-            f"{path} does not exist: name a file that `dsv4kv bench` saved, as results/RUN.json."
-        ) from None
-    except IsADirectoryError:
-        raise RecordError(f"{path} is a folder: name one of the .json files in it.") from None
     except OSError as error:
-        raise RecordError(f"{path} cannot be read ({error.strerror}).") from None
+        raise RecordError(
+            f"{path} cannot be read ({error.strerror}): name a file that `dsv4kv bench` saved, as "
+            "results/RUN.json."
+        ) from None
     except UnicodeDecodeError:
         raise RecordError(_no_record(str(path))) from None
 

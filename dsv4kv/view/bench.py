@@ -28,7 +28,6 @@ _SHORT_NS = 10_000  # below, launching the kernels is much of an operation's tim
 
 
 def bench_page(record: RunRecord) -> tb.Page:
-    """Everything that a run has to show."""
     groups, layers = oc.group_launches(record.cases), facts.layers_text(record.cases)
     sections = []
     for section in _sections(record, groups):

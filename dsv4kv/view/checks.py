@@ -250,7 +250,6 @@ def _place(fault: Any) -> str:
 
 
 def report_comparison(found: "Comparison") -> Iterator[tb.Part]:
-    """How many rows are equal, and how the others differ."""
     from dsv4kv.diagnose.dumps import DIFFERENCES
 
     rows = f"{found.equal:,} of {found.rows:,} rows are equal"
@@ -280,7 +279,6 @@ def report_comparison(found: "Comparison") -> Iterator[tb.Part]:
 
 
 def registers_table(findings: "Sequence[Compiled]") -> tb.Table:
-    """A row for each kernel, a column for each architecture."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for finding in findings:
         report = finding.report
@@ -292,17 +290,3 @@ def registers_table(findings: "Sequence[Compiled]") -> tb.Table:
     note = "registers a thread / instructions; ! uses local memory"
     heads = ["kernel", "works on", *architectures]
     return tb.Table("Kernels", heads, cells, note=note, keys=2)
-
-
-def sum_up(findings: "Sequence[Compiled]") -> tb.Text:
-    """How many kernels there are, the most registers, and how many use local memory."""
-    kernels = {(finding.kernel, finding.example.subject) for finding in findings}
-    spilled = {(f.kernel, f.example.subject) for f in findings if f.report.local_bytes}
-    most = max((finding.report.registers for finding in findings), default=0)
-    architectures = ", ".join(dict.fromkeys(finding.architecture for finding in findings))
-    local = f"{len(spilled)} of them use" if spilled else "none uses"
-    return tb.Text(
-        f"{len(kernels)} kernels on {architectures}: at most {most} registers a thread, {local} "
-        "local memory.",
-        "strong",
-    )

@@ -86,7 +86,6 @@ def conclude(comparison: Comparison, verdict: Verdict) -> str:
 
 
 def explain(comparison: Comparison) -> str:
-    """How to read the numbers."""
     if comparison.virtual:
         again = "simulated: every run gives the same times, so changes have no interval"
         return f"{again}; next to a time, its error; floor {comparison.floor * 100:.3g} %"

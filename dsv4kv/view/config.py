@@ -1,12 +1,7 @@
 """Every key of a configuration, as ``--schema`` shows it."""
 
-from collections.abc import Mapping
-from itertools import takewhile
-
 from dsv4kv.config.bench import BenchConfig
 from dsv4kv.config.keys import Key, Root, keys, on_one_line
-from dsv4kv.config.load import find_config
-from dsv4kv.files import shipped_names
 from dsv4kv.view import table as tb
 
 
@@ -24,14 +19,3 @@ def schema_table(root: Root = BenchConfig) -> tb.Table:
         ("meaning", lambda key: tb.Text(key.description, "strong" if key.is_section else "plain")),
     ]
     return tb.Table("", columns, list(keys(root).values()))
-
-
-def scenarios_table(commands: Mapping[str, str]) -> tb.Table:
-    """What ``bench`` runs: shipped configurations, by the sentence at their top, and commands."""
-    rows = {}
-    for name in shipped_names("bench"):
-        text = find_config(name, BenchConfig).read_text("utf-8")
-        lines = takewhile(lambda line: line.startswith("# "), text.splitlines())
-        rows[name] = " ".join(line[2:] for line in lines).partition(". ")[0]
-    cells = [(name, text.rstrip(".")) for name, text in {**rows, **commands}.items()]
-    return tb.Table("", ["dsv4kv bench", "runs"], cells)

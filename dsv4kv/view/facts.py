@@ -24,7 +24,6 @@ _MAX_FAILURES = 20
 
 
 def header(record: RunRecord) -> tb.Facts:
-    """Facts that hold for every case of the run."""
     placed = any(setting(case, "workload.context") for case in record.cases)
     found, gpu = record.environment, record.environment.gpu
     models = []
@@ -74,7 +73,6 @@ def pasted(line: str) -> tb.Command:
 
 
 def cache_facts(cache: CacheSummary) -> tb.Facts:
-    """Geometry of one case's cache."""
     sizes = [
         f"{cache.bytes_per_token:,.1f} B per token of context",
         f"{format_bytes(cache.bytes_per_request)} per request slot",

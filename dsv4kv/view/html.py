@@ -20,7 +20,6 @@ _CLASSES: Final = {"good": "good", "warning": "warning", "bad": "bad", "dim": "m
 
 
 def render_page(page: Page) -> str:
-    """The page's HTML."""
     numbers = count()  # ids in charts are unique on a page
     html = _template().render(
         page=page.merged(),
@@ -32,7 +31,6 @@ def render_page(page: Page) -> str:
 
 
 def write_page(page: Page, target: Path) -> None:
-    """Write a page; an old file is replaced."""
     write_named(target, render_page(page), "--html")
 
 

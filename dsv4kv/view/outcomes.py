@@ -54,7 +54,6 @@ def format_with_unit(estimate: Estimate, unit: str) -> str:
 
 
 def estimate_bar(name: str, estimate: Estimate, unit: str) -> plots.Bar:
-    """A row of a chart."""
     low, high = ends(estimate)
     arms = (max(low, estimate.value * 0.01), high) if estimate.half_width else None
     return plots.Bar(name, estimate.value, format_with_unit(estimate, unit), arms)
@@ -125,7 +124,6 @@ def middle_launch(launches: Group) -> Case:
 
 
 def ends(estimate: Estimate) -> tuple[float, float]:
-    """Both ends of its interval."""
     half = estimate.half_width or 0.0
     below, above = estimate.arms or (half, half)
     return estimate.value - below, estimate.value + above

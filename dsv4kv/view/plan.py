@@ -11,14 +11,12 @@ from dsv4kv.replay.plan.search import Answer, front
 from dsv4kv.replay.plan.trial import Trial
 from dsv4kv.units import counted, format_duration
 from dsv4kv.view import table as tb
-from dsv4kv.view.plots import Place, scatter
+from dsv4kv.view.plots import Bar, bars
 from dsv4kv.view.trace import describe_bursts
 
 _ALL_AT_ONCE = 1e6
 """Requests a second that are no rate, but the lack of one."""
 _MAX_ROWS, _MAX_NAMES = 4, 6
-_MARGIN = 3.0
-"""Least times of a request to a limit that deployments keep, by more than the model's error."""
 
 
 def plan_page(
@@ -28,12 +26,10 @@ def plan_page(
     gpus: Sequence[str],
     trace: str | None,
     settings: Sequence[str] = (),
-    again: Sequence[str] = (),
 ) -> tb.Page:
     """The deployment, its predicted times and launch commands; then everything tried.
 
-    ``gpus`` were searched; ``trace`` was named, with ``settings`` of its replays; ``again`` are
-    the words of the command line without its limits.
+    ``gpus`` were searched; ``trace`` was named, with ``settings`` of its replays.
     """
     best, tally = answer.best, answer.tally
     parts = list(_found(best, answer, question) if best else _nothing(answer, question))
@@ -57,14 +53,9 @@ def plan_page(
     for whose, command in launches(best, question.exact_gpus) if best else ():
         parts += [tb.dim(f"{whose}{':' if command else '.'}")]
         parts += [tb.Command(command)] if command else []
-    if slos := list(_relax(answer, question)):
-        kept = " and ".join(slos[1::2]).replace("=", " ≤ ")
-        what = f"this keeps {kept}" if best else "limits that can be kept"
-        parts += [tb.dim(f"{what} within the model's error{'.' if best else ':'}")]
-        parts += [] if best else [tb.Command.of("dsv4kv", "plan", *again, *slos)]
     if best and trace:
         parts += [tb.dim("the same as a replay:"), _replay(best, trace, settings)]
-    front: list[tb.Part] = [*_chart(answer, question), _front_table(answer, question)]
+    front: list[tb.Part] = [*_front_chart(answer, question), _front_table(answer, question)]
     sections = [tb.Section("Deployments", front)] if near else []
     sections.append(tb.Section("Rejected", [_rejected_table(tally.reasons)]))
     config = near.kind.server.config if near else None
@@ -163,22 +154,6 @@ def _least(answer: Answer, slo: Slo) -> tuple[float, str]:
     return answer.tally.least_s.get(slo.label, (0.0, ""))
 
 
-def _relax(answer: Answer, question: Question) -> Iterator[str]:
-    """Limits that what was found keeps by the model's error; none if there is a safe deployment.
-
-    Where nothing was simulated, a multiple of the least times.
-    """
-    near = answer.best or answer.nearest
-    known = near.values_s if near else {}
-    if answer.safer or (known and near and not near.near(question.slos)):
-        return
-    for slo in question.slos:
-        least_s = _MARGIN * _least(answer, slo)[0]
-        kept_s = known[slo.label] * near.error(slo) if known and near else least_s
-        kept_s = max(slo.limit_s, tb.round_up(kept_s))
-        yield from ("--slo", f"{slo.label}={kept_s:g}s")
-
-
 def _limits(question: Question) -> str:
     return ", ".join(f"{slo.label} ≤ {_seconds(slo.limit_s)}" for slo in question.slos)
 
@@ -245,18 +220,18 @@ def _front(answer: Answer, question: Question) -> list[Trial]:
     return front(trials, question.slos[0].label, lambda trial: sign * of(trial))
 
 
-def _chart(answer: Answer, question: Question) -> Iterator[tb.Chart]:
+def _front_chart(answer: Answer, question: Question) -> Iterator[tb.Chart]:
+    """The first limited time of every deployment of the Pareto front, next to what it costs."""
     first, (name, of) = question.slos[0], _against(question)
-    leading = {id(each) for each in _front(answer, question)}
-    places = []
-    for each in (each for each in answer.confirmed or answer.trials if each.values_s):
-        at, error = each.values_s[first.label], each.error(first)
-        ends, named = (at / error, at * error), id(each) in leading
-        places.append(Place(_servers(each), of(each), at, ends, each.meets, named))
-    if places:
-        title = f"{first.label} in s against {name}; filled: meets all SLOs; bars: 90 % error"
-        limits = {first.label: first.limit_s}
-        yield scatter(title, places, x=name, y=f"{first.label}, s", limits=limits)
+    rows = []
+    for each in (each for each in _front(answer, question) if each.values_s):
+        at_s, error = each.values_s[first.label], each.error(first)
+        tone = "" if each.meets else "bad"
+        ends = at_s / error, at_s * error
+        rows.append(Bar(_servers(each), at_s, f"{tb.number(of(each))} {name}", ends, tone))
+    if rows:
+        title = f"{first.label} of the Pareto front, with 90 % error; red: misses an SLO"
+        yield bars(title, rows, unit="s", dots=True, lines={"limit": first.limit_s})
 
 
 def _front_table(answer: Answer, question: Question, limit: int | None = None) -> tb.Table:
@@ -304,8 +279,6 @@ def _front_table(answer: Answer, question: Question, limit: int | None = None) -
 
 
 def dumps(answer: Answer, question: Question) -> str:
-    """Everything as JSON."""
-
     def document(trial: Trial | None) -> dict[str, Any] | None:
         if trial is None:
             return None

@@ -1,4 +1,4 @@
-"""Plots by matplotlib: bars, dots with intervals, lines, stacks, scatter.
+"""Plots by matplotlib: bars, dots with intervals, lines, stacks.
 
 Every function returns a ``Chart``, which is drawn when a page or a file is written. Values are in
 base units; ``unit`` formats them: ``ns`` as a duration, ``B`` as a binary size, anything else
@@ -249,60 +249,6 @@ def _draw_line(axes: "Axes", line: Line, colour: str, n: int) -> None:
     axes.plot(line.xs, ys, form, label=line.name, color=colour)
     if line.low is not None and line.high is not None:
         axes.vlines(line.xs, line.low, line.high, color=colour, linewidth=1.2)
-
-
-class Place(NamedTuple):
-    """A mark of ``scatter``: ends of the interval of y, and whether its name is written."""
-
-    name: str
-    x: float
-    y: float
-    ends: tuple[float, float] | None = None
-    filled: bool = True
-    named: bool = True
-
-
-def scatter(
-    title: str, places: Sequence[Place], *, x: str, y: str, limits: Mapping[str, float]
-) -> Chart:
-    """Marks in a plane, and ``limits`` of y as lines; axes are logarithmic over a wide range."""
-
-    def draw() -> "Figure":
-        figure, axes = _axes(320)
-        for n, place in enumerate(sorted(places, key=lambda each: (not each.named, each.x))):
-            if place.ends:
-                axes.vlines(place.x, *place.ends, color=COLOURS[0], linewidth=1.2)
-            colour, size = (COLOURS[0], 6.0) if place.named else (MUTED, 4.5)
-            (drawn,) = axes.plot(place.x, place.y, "o", color=colour, markersize=size, zorder=3)
-            if not place.filled:
-                drawn.set_markerfacecolor("white")
-            if place.named:
-                foot = place.x, place.ends[0] if place.ends else place.y
-                look: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": _SMALL}
-                look |= {"xytext": (0, -3 - 12 * (n % 3)), "textcoords": "offset points"}
-                axes.annotate(_fit(place.name, 30), foot, **look)
-        beside = axes.get_yaxis_transform()
-        for name, value in limits.items():
-            line = axes.axhline(value, color=TONES["bad"], linewidth=0.9)
-            look = {"ha": "right", "va": "bottom", "fontsize": _SMALL, "color": line.get_color()}
-            axes.text(1, value, name, transform=beside, **look)
-        xs, ys = [each.x for each in places], [*(each.y for each in places), *limits.values()]
-        ys += [end for each in places for end in each.ends or ()]
-        for which, values, room in (("x", xs, 1.3), ("y", ys, 1.1)):
-            if _are_far_apart(values):
-                _scale_log(axes, which, values, "")
-            else:
-                _format(axes.xaxis if which == "x" else axes.yaxis, "")
-                getattr(axes, f"set_{which}lim")(0, max(values) * room or 1)
-                whole = all(float(each).is_integer() for each in values)
-                axes.locator_params(which, integer=whole)  # type: ignore[arg-type]
-        axes.set_xlabel(x)
-        axes.set_ylabel(y)
-        axes.grid(axis="both")
-        return figure
-
-    words = ", ".join(f"{each.name} {show(each.x, '')} {show(each.y, '')}" for each in places)
-    return Chart(title, f"{y} against {x}: {words}.", draw)
 
 
 def show(value: float, unit: str) -> str:

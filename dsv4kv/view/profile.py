@@ -5,7 +5,7 @@ Rates are decimal: 1 GB/s is 10^9 B/s.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -82,7 +82,7 @@ def profile_page(
     if any((row.useful_bytes, row.dram_bytes) != (None, None) for row in table.operations):
         kernels.append(_operations_table(table.operations, yardstick).noted(layers))
     kernels.append(_kernels_table(table, None, yardstick).noted(layers))
-    names = [(t, r.name) for t, r in zip(_titles(table.kernels), table.kernels, strict=True)]
+    names = [(title_of(row), row.name) for row in table.kernels]
     if longer := [pair for pair in names if pair[0] != pair[1]]:
         kernels.append(tb.Table("Names", ["kernel", "full name"], longer))
     sections = [
@@ -221,22 +221,21 @@ def _kernels_table(
 ) -> tb.Table:
     """Kernels by their time, the longest ``most`` of them, all for None."""
     total = sum(row.total_ns for row in table.kernels) or 1
-    rows = list(zip(_titles(table.kernels), table.kernels, strict=True))
     columns: list[tb.Column] = [
-        ("kernel", lambda row: _cut(row[0]) if most else row[0]),
-        ("class", lambda row: class_of(row[1])),
-        ("% of busy", lambda row: tb.Number(f"{row[1].total_ns / total * 100:.1f}")),
-        ("median µs", lambda row: tb.us(row[1].median_ns)),
-        *_rate_columns(yardstick, lambda row: row[1]),
-        ("calls", lambda row: row[1].calls),
-        ("total µs", lambda row: tb.us(row[1].total_ns)),
-        ("min µs", lambda row: tb.us(row[1].min_ns)),
-        ("idle before µs", lambda row: tb.us(row[1].gap_ns)),
-        ("phase", lambda row: row[1].phase or None),
+        ("kernel", lambda row: _cut(title_of(row)) if most else title_of(row)),
+        ("class", class_of),
+        ("% of busy", lambda row: tb.percent(row.total_ns / total)),
+        ("median µs", lambda row: tb.us(row.median_ns)),
+        *_rate_columns(yardstick),
+        ("calls", lambda row: row.calls),
+        ("total µs", lambda row: tb.us(row.total_ns)),
+        ("min µs", lambda row: tb.us(row.min_ns)),
+        ("idle before µs", lambda row: tb.us(row.gap_ns)),
+        ("phase", lambda row: row.phase or None),
     ]
     ops = any(row.kind == "op" for row in table.kernels)
     note = "time that nothing inside accounts for" if ops else ""
-    found = tb.Table("Kernels", columns[:6] if most else columns, rows, note=note)
+    found = tb.Table("Kernels", columns[:6] if most else columns, table.kernels, note=note)
     return found.first(most)
 
 
@@ -245,16 +244,16 @@ def _cut(name: str) -> str:
     return name if len(name) <= 44 else f"{name[:21]}…{name[-22:]}"
 
 
-def _rate_columns(yardstick: Yardstick | None, row_of: Callable[[Any], Any]) -> list[Any]:
+def _rate_columns(yardstick: Yardstick | None) -> list[tb.Column]:
     best, name = (yardstick.rate, yardstick.name) if yardstick else (None, "copy")
 
     def rate(row: Any) -> float | None:
-        moved, time_ns = row_of(row).useful_bytes, row_of(row).total_ns
-        return moved / time_ns if moved and time_ns else None
+        known = row.useful_bytes and row.total_ns
+        return row.useful_bytes / row.total_ns if known else None
 
     def share(row: Any) -> tb.Number | None:
         found = rate(row)
-        return tb.Number(f"{found / best.value * 100:.1f}") if found and best else None
+        return tb.percent(found / best.value) if found and best else None
 
     return [("GB/s", rate), (f"% of {name}", share)]
 
@@ -267,7 +266,7 @@ def _classes_table(table: parts.KernelTable) -> tb.Table:
     engines = {name: _engines([r for r in table.kernels if class_of(r) == name]) for name in spent}
     columns: tb.Columns = [
         ("class", lambda name: name),
-        ("% of busy", lambda name: tb.Number(f"{spent[name] / whole * 100:.1f}")),
+        ("% of busy", lambda name: tb.percent(spent[name] / whole)),
         ("of busy", lambda name: tb.bar(spent[name] / whole)),
         ("µs a step", lambda name: tb.us(spent[name] / steps if steps else None)),
         ("calls", lambda name: calls[name]),
@@ -291,7 +290,7 @@ def _operations_table(
         ("calls", lambda row: row.calls),
         ("total µs", lambda row: tb.us(row.total_ns)),
         ("useful", lambda row: tb.size(row.useful_bytes)),
-        *_rate_columns(yardstick, lambda row: row),
+        *_rate_columns(yardstick),
         ("in DRAM", lambda row: tb.size(row.dram_bytes)),
         ("moved / useful", moved),
     ]
@@ -310,18 +309,7 @@ def is_amplified(row: parts.OperationRow) -> bool:
     return row.category in ("gather", "insert") and (ratio or 0.0) > _MAX_AMPLIFICATION
 
 
-def _titles(rows: Sequence[parts.KernelRow]) -> list[str]:
-    short = [(title_of(row), row.category) for row in rows]
-    count, seen = Counter(short), Counter[tuple[str, str]]()
-    found = []
-    for name in short:
-        seen[name] += 1
-        found.append(f"{name[0]} ·{seen[name]}" if count[name] > 1 else name[0])
-    return found
-
-
 def class_of(row: parts.KernelRow) -> str:
-    """What a kernel does."""
     names = _NAMED if row.category == parts.OTHER else {}
     return next((name for name in names if names[name].search(title_of(row))), row.category)
 
@@ -345,7 +333,7 @@ def _steps_table(table: parts.KernelTable, steps: parts.StepTimes) -> tb.Table:
     def share(row: tuple[str, str]) -> tb.Number | None:
         times = getattr(steps, row[1])
         whole = sum(steps.span_ns if row[1] in _OF_THE_SPAN else steps.host_ns)
-        return tb.Number(f"{sum(times) / whole * 100:.1f}") if whole else None
+        return tb.percent(sum(times) / whole) if whole else None
 
     columns: tb.Columns = [
         ("part", lambda row: row[0]),

@@ -19,7 +19,6 @@ _SILENT_S = 60.0  # the slowest page of metrics is sampled more often
 
 
 def dashboard(glance: Glance) -> Iterator[tb.Part]:
-    """Everything, for a terminal."""
     yield tb.strong(watch_line(glance))
     asked = next(iter(glance.found.values()), (0, 0))[1]
     rows: list[tuple[Any, ...]] = [
@@ -159,7 +158,6 @@ def _minutes_table(minutes: "Sequence[Minute]") -> tb.Table:
 
 
 def against_document(name: str, found: "Against", settings: "Sequence[Known]") -> dict[str, Any]:
-    """All of it as plain values."""
     return {
         "recording": name,
         "settings": [setting._asdict() for setting in settings],

@@ -20,10 +20,6 @@ _LONG_NS = 1e11  # latencies are in s if one is longer
 MAX_LOSSES, MAX_CASES, MAX_FINDINGS, MAX_REPLICAS = 4, 12, 3, 6
 """Rows of an answer; sections have all of them."""
 _TIMES = {"queueing": "queue wait", "ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
-_CLOCKS = {
-    "stated": "overhead + bytes / bandwidth + arithmetic / rate",
-    "model": "sum over the work of the busiest rank",
-}
 LOSSES = {
     "evicted_block": "block evicted",
     "evicted_checkpoint": "checkpoint evicted",
@@ -62,8 +58,8 @@ _LEAST_BLOCK = 128  # of the toolkit's own cache
 _MOST_SHARE = 0.8  # of memory for checkpoints
 _TIGHT = 0.25  # from this share on, checkpoint evictions are worth a warning
 _IMBALANCED = 1.5  # from here on, a router is no balancer
-_LIMIT_S = 2.0
-"""Limit of TTFT to plan for."""
+_SLO = "ttft_p99=2s"
+"""What the command that is printed plans for."""
 _DRAIN, _GROWTH = 1.1, 3.0
 _SYNTHETIC = "a synthetic trace"
 
@@ -151,13 +147,8 @@ def _next(case: Case, reuse: Reuse, trace: str, model: str, *, late: bool) -> It
         ruled = "ideal is no engine's rule: --engine sglang takes SGLang's."
     elif setting(case, "server.engine") is None and family and not family.slots:
         ruled = f"--engine {family.name} takes {family.title}'s pools and chunks, too."
-    gpu, kept_s = setting(case, "cost.gpu"), _LIMIT_S
-    for each in case.latencies:  # a limit that this server keeps by the clock's error
-        if each.name == "ttft" and each.samples_ns and not late:
-            worst = summarize(each.samples_ns).percentiles.get(99.0, max(each.samples_ns))
-            kept_s = max(kept_s, tb.round_up(worst * (each.factor or 1.0) / 1e9))
-    engine = setting(case, "server.engine")
-    given = {"--model": model, "--gpu": gpu, "--engine": engine, "--slo": f"ttft_p99={kept_s:g}s"}
+    gpu, engine = setting(case, "cost.gpu"), setting(case, "server.engine")
+    given = {"--model": model, "--gpu": gpu, "--engine": engine, "--slo": _SLO}
     words = [word for option, text in given.items() if text for word in (option, text)]
     yield from (ruled and tb.dim(ruled), tb.Command.of("dsv4kv", "plan", trace, *words))
 
@@ -206,7 +197,7 @@ def _case_sections(record: RunRecord, case: Case) -> Iterator[tb.Section]:
         value = f"{each.name} {each.value:,.6g} {each.unit}".strip()
         sources.setdefault(each.source, []).append(value)
     constants = [f"{'; '.join(values)} (source: {name})" for name, values in sources.items()]
-    yield tb.Section("Model of a step", constants, _CLOCKS.get(result.clock, ""))
+    yield tb.Section("Model of a step", constants, "sum over the work of the busiest rank")
     yield tb.Section("Run", [header(record), *cache])
 
 
@@ -391,7 +382,6 @@ def _imbalance(case: Case) -> str:
 def _sweep(record: RunRecord) -> tuple[list[tb.Part], list[tb.Section]]:
     cases = record.cases
     findings = [
-        *compare_rules(cases),
         *(each for each in list_replay_findings(record) if each.level != "note"),
         *(tb.warning(f"{axis_text(case)}: {why}") for case in cases if (why := _imbalance(case))),
     ]
@@ -433,23 +423,6 @@ def _sweep_table(cases: Sequence[Case]) -> tb.Table:
     worst = max((clock_factor(case, "ttft") or 0 for case in cases), default=0)
     error = f"; 90 % error of TTFT {tb.factor(worst)}" if worst else ""
     return tb.Table("Replays", columns, served, f"simulated times in ms{error}", keys=len(axes))
-
-
-def compare_rules(cases: Sequence[Case]) -> list[tb.Finding]:
-    """Which setting of an engine saves most, where a sweep varied rules and nothing else."""
-    saved: dict[str, list[tuple[float, str, str]]] = {}
-    for case in cases:
-        reuse = case.replay.reuse if case.replay else None
-        if set(case.axis) == {"prefix.rule"} and reuse and reuse.setting and reuse.prompt_tokens:
-            family, hits = reuse.rule.partition(":")[0], reuse.saved_tokens / reuse.prompt_tokens
-            saved.setdefault(family, []).append((hits, reuse.setting, reuse.rule))
-    ends = [(min(settings), max(settings)) for settings in saved.values()]
-    return [
-        tb.note(f"{best[1]} ({best[2]}) saves {best[0] - worst[0]:.1%} of all prompt "
-                f"tokens more than {worst[1]}")
-        for worst, best in ends
-        if best > worst
-    ]  # fmt: skip
 
 
 def list_replay_findings(record: RunRecord) -> Iterator[tb.Finding]:

@@ -20,7 +20,6 @@ from dsv4kv.view.replay import list_replay_findings, replay_page
 
 
 def run_page(record: RunRecord) -> tb.Page:
-    """Everything that a record has to show."""
     if any(case.replay for case in record.cases):
         return replay_page(record)
     if any(case.profile and case.profile.table for case in record.cases):
@@ -60,8 +59,6 @@ def report_record(
 
 
 def runs_table(entries: Sequence[Entry]) -> tb.Table:
-    """A row per record, in the order given."""
-
     def known(read: Callable[[Summary], Any], absent: str = tb.ABSENT) -> tb.Read:
         return lambda entry: read(entry.summary) if entry.summary else absent
 

@@ -68,14 +68,13 @@ def mark(level: Level, words: str = "") -> Text:
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def bar(share: float, width: int = 12) -> Text:
-    """A bar of at most ``width`` characters for a share from 0 to 1."""
-    whole, eighths = divmod(round(max(0.0, min(1.0, share)) * width * 8), 8)
+def bar(share: float) -> Text:
+    """A bar of at most 12 characters for a share from 0 to 1."""
+    whole, eighths = divmod(round(max(0.0, min(1.0, share)) * 12 * 8), 8)
     return Text("█" * whole + _EIGHTHS[eighths].strip())
 
 
 def text_of(cell: Cell) -> str:
-    """Everything that a cell says."""
     return f"{cell.value} {cell.spread}" if cell.spread else cell.value
 
 
@@ -187,14 +186,6 @@ def _exponent(value: float) -> int:
     return math.floor(math.log10(abs(value))) if value else 0
 
 
-def round_up(value: float) -> float:
-    """The next value of two digits; one that is nearly out of range, itself."""
-    if not 1e-300 < value < 1e300:
-        return value
-    digits = 1 - math.floor(math.log10(value))
-    return float(math.ceil(value * 10.0**digits) / 10.0**digits)
-
-
 # ---- tables
 
 
@@ -252,7 +243,6 @@ class Table:
 
     @cached_property
     def heads(self) -> list[Head]:
-        """Header and kind of every column."""
         names = [column if isinstance(column, str) else column[0] for column in self.columns]
         return [Head(name, _kind([r[n] for r in self.cells])) for n, name in enumerate(names)]
 
@@ -370,7 +360,6 @@ class Page:
     sections: Sequence[Section] = ()
 
     def charts(self) -> list[Chart]:
-        """Every chart, in the order of the page."""
         parts = [*self.answer, *(part for section in self.sections for part in section.parts)]
         return [part for part in parts if isinstance(part, Chart)]
 

@@ -72,7 +72,6 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
 
 
 def to_json(source: str, model: str, answer: Answer) -> str:
-    """The rows and their trace as one JSON document."""
     document = {
         "source": source,
         "model": model,
@@ -182,10 +181,6 @@ def _sections(model: str, answer: Answer) -> Iterator[tb.Section]:
     if last.strategies:
         table = _outcomes_table(answer, last, last.strategies)
         yield tb.Section("Windows and states", [table], f"checkpoints of {model}")
-    for name in dict.fromkeys(o.name for point in answer.points for o in point.rules):
-        if RULES[name].hopper_block_tokens:
-            sized = f"{name}: blocks as {RULES[name].engine} has them on {answer.arch or 'sm_100'}"
-            yield tb.Section("Blocks", [sized])
 
 
 def hits_chart(model: str, answer: Answer) -> tb.Chart:

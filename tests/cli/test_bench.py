@@ -67,16 +67,6 @@ def test_the_smoke_configuration_runs_end_to_end() -> None:
     assert result.stdout.splitlines()[-1] == f"record: kept/{record.run_id}.json"
 
 
-@pytest.mark.parametrize("options", [[], ["--axis", "cache.sharing=model,type"]])
-def test_a_report_of_the_record_says_the_same(options: list[str]) -> None:
-    printed = bench(*options).stdout
-    assert len(records()) == 1
-    *told, last = printed.splitlines(keepends=True)
-    path = last.removeprefix("record: ").strip()
-    again = shell.invoke("report", path)
-    assert "".join(told) == again.stdout
-
-
 def test_the_same_seed_gives_the_same_totals_and_checks() -> None:
     for seed in ("3", "3", "4"):
         bench("--seed", seed, "--out", f"seed{seed}")
@@ -96,12 +86,6 @@ def test_json_to_stdout_is_a_record_and_nothing_else() -> None:
     record = loads(result.stdout, "stdout")
     assert (result.stdout, result.stderr) == (dumps(record), "")
     assert records() == [record]
-
-
-def test_quiet_prints_nothing_when_all_is_well() -> None:
-    result = bench("--quiet")
-    assert (result.exit_code, result.output) == (0, "")
-    assert len(records()) == 1
 
 
 def test_a_case_that_fails_leaves_the_others_and_a_bad_exit_code() -> None:
@@ -241,7 +225,7 @@ def test_sigint_ends_a_run_with_what_was_measured() -> None:
 
 
 def test_sigint_while_the_trace_is_counted_ends_quietly() -> None:
-    program = Program(*large(100_000_000))
+    program = Program(*large(10_000_000))
     program.wait_for("\x1b\\[\\?25l")  # the progress bar hides the cursor, then counting begins
     program.interrupt()
     assert program.end() == (130, "")

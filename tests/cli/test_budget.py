@@ -89,19 +89,6 @@ def test_sglangs_encoder_replay_takes_windows_out_of_the_pool_and_of_the_prefix_
     assert found["max_concurrency"] > kept["max_concurrency"]
 
 
-def test_an_answer_says_how_many_layers_keep_keys_where_the_model_has_an_index_cache(
-    tmp_path: Path,
-) -> None:
-    keys = json.loads(published("v3.2").read_text(encoding="utf-8")) | {"index_topk_freq": 4}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(keys), encoding="utf-8")
-    question = ("--model", str(path), "--gpus", "16", "--context", "4K")
-    assert "IndexCache: 16 of 61 layers store indexer keys" in run(*question, "-v").output
-    whole = document("--model", "v3.2", "--gpus", "16", "--context", "4K")
-    saved = whole["request"]["token_bytes"] - document(*question)["request"]["token_bytes"]
-    assert saved == 45 * 132
-
-
 @pytest.mark.parametrize("model", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
 def test_a_published_config_gives_the_presets_answer(model: str, tmp_path: Path) -> None:
     """All of it but where it comes from; the file of V4.1 kept here names no engram tables."""

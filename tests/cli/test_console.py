@@ -14,15 +14,6 @@ from rich.text import Text
 from dsv4kv.view.console import open_console, print_document, say
 
 
-@pytest.mark.parametrize("name", ["[enforce fail at alloc.cpp]", "a [/b] c", ":warning:", "[red]"])
-def test_signs_in_names_are_no_markup(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    table = Table("name")
-    table.add_row(name)
-    open_console().print(table)
-    open_console().print(name)
-    assert capsys.readouterr().out.count(name) == 2
-
-
 def test_a_sentence_is_wrapped_between_words_on_a_terminal_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,12 +76,3 @@ def test_no_columns_at_all_are_those_that_are_not_known() -> None:
     words = [sys.executable, "-P", "-m", "dsv4kv", "budget"]
     done = subprocess.run(words, env=asked, capture_output=True, text=True, check=True)
     assert "requests of" in done.stdout
-
-
-def test_a_file_is_as_wide_as_the_widest_table(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    assert open_console().width == 110
-    monkeypatch.setenv("COLUMNS", "80")
-    assert open_console().width == 80

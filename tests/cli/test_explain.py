@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +86,6 @@ def test_faults_are_those_of_lint() -> None:
     assert document("two")["faults"]
 
 
-def test_a_version_that_sizes_tell_or_that_is_given_is_the_one_of_the_faults() -> None:
-    for words, version in (((), "0.5.20"), (("--engine", "sglang:0.5.23"), "0.5.23")):
-        assert f"sglang: sglang {version}" in run("sglang", *words).stdout
-    linted = CliRunner().invoke(app, ["lint", "sglang", "--engine", "sglang:0.5.23"]).stdout
-    assert "sglang: sglang 0.5.23" in linted
-
-
 def test_the_line_for_lint_has_what_decided_the_faults() -> None:
     tiered = "enable_hierarchical_cache=True, hicache_size=100, max_running"
     Path("tiered").write_text(TEXTS["sglang"].replace("max_running", tiered), encoding="utf-8")
@@ -116,13 +108,6 @@ def test_standard_input_is_a_file_like_any_other() -> None:
     given, named = (" ".join(each.split()) for each in (given, named))
     assert given.partition(". ")[0] == named.partition(". ")[0].replace("sglang: ", "-: ", 1)
     assert "dsv4kv lint" not in given
-
-
-def test_of_several_files_each_answer_is_shown() -> None:
-    lines = run("new", "sglang", "two", "run", "result").stdout.splitlines()
-    assert [line for line in lines if line in TEXTS] == ["new", "sglang", "two", "run", "result"]
-    assert sum("1 fault found" in line for line in lines) == 1
-    assert "" not in [above or line for above, line in pairwise(lines)]
 
 
 def test_it_ends_with_1_where_something_does_not_fit_or_is_faulty() -> None:

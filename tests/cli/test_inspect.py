@@ -5,10 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pytest
-from typer.testing import CliRunner
 
-from dsv4kv.cli import app
 from dsv4kv.model.formats import FORMATS
 from tests.cli import shell
 from tests.diagnose.dumps.pages import latents, written
@@ -47,14 +44,6 @@ def test_two_dumps_are_compared_by_position(tmp_path: Path) -> None:
     other = inspect(tmp_path / "cold.npy", tmp_path / "hit.npy")
     assert other.exit_code == 1
     assert "64 of 256 rows are equal; first at entry 0: elsewhere" in other.output
-
-
-@pytest.mark.parametrize("colour", [{}, {"FORCE_COLOR": "1", "TERM": "xterm"}])
-def test_a_terminal_is_told_that_pages_are_read(colour: dict[str, str], tmp_path: Path) -> None:
-    np.save(tmp_path / "pages.npy", SOUND)
-    done = CliRunner(env=colour).invoke(app, ["inspect", str(tmp_path / "pages.npy")])
-    assert ("reading pages" in done.stderr) == bool(colour)
-    assert "reading pages" not in done.stdout
 
 
 def test_of_many_zeros_the_first_are_looked_at(tmp_path: Path) -> None:

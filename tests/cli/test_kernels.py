@@ -75,26 +75,26 @@ def test_a_check_that_passes_says_what_was_checked(baseline: Path) -> None:
     )  # however broken into lines
 
 
+LOCAL = "uses 8 B of local memory a thread (spilled registers or arrays indexed at run time)."
+
+
 @pytest.mark.usefixtures("baseline")
-def test_a_broken_promise_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    change(monkeypatch, NAMES[:1], local_bytes=8)
-    assert run("--write-baseline").exit_code == 0
+@pytest.mark.parametrize(
+    ("changed", "names", "problem"),
+    [
+        ({"local_bytes": 8}, NAMES[:1], LOCAL),
+        ({"registers": 20}, NAMES, "changed: registers 16 → 20."),
+    ],
+)
+def test_a_broken_promise_and_a_change_against_the_baseline_fail_the_check(
+    changed: dict[str, int], names: Sequence[str], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch, names, **changed)
+    if "local_bytes" in changed:  # whatever the baseline has
+        assert run("--write-baseline").exit_code == 0
     result = run("--check", "--arch", "sm_90a")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        f"problem: {NAMES[0]} on sm_90a uses 8 B of local memory a thread "
-        "(spilled registers or arrays indexed at run time).\n"
-    )
-
-
-@pytest.mark.usefixtures("baseline")
-def test_a_change_against_the_baseline_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    change(monkeypatch, NAMES, registers=20)
-    result = run("--check", "--arch", "sm_90a")
-    assert result.exit_code == 1
-    assert result.stderr.splitlines() == [
-        f"problem: {name} on sm_90a changed: registers 16 → 20." for name in NAMES
-    ]
+    assert result.stderr.splitlines() == [f"problem: {name} on sm_90a {problem}" for name in names]
 
 
 def test_without_a_baseline_the_check_fails_and_says_how_to_make_one(

@@ -55,12 +55,6 @@ def test_json_prints_everywhere_and_takes_a_file_where_it_is_also_written(name: 
     assert json_of() is None
 
 
-def test_bench_lists_every_scenario() -> None:
-    told = CliRunner().invoke(app, ["bench", "--list"]).stdout
-    names = [line.split()[0] for line in told.splitlines()[2:-2] if line[:1].isalpha()]
-    assert {*shipped_names("bench"), "op", "systems", "tiers", "transfer"} == {*names}
-
-
 @pytest.mark.parametrize(
     ("line", "completed"),
     [

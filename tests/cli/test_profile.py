@@ -1,7 +1,6 @@
 """``dsv4kv profile``: from the command to the table, with real and with made-up profilers."""
 
 import gzip
-import json
 import os
 import re
 import shlex
@@ -12,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import app
@@ -146,24 +144,6 @@ def test_the_record_has_the_profile_and_report_reads_it(profiled: Result) -> Non
     assert report.exit_code == 0
 
 
-@pytest.mark.usefixtures("profiled")
-def test_the_command_that_repeats_a_run_is_one() -> None:
-    again = shlex.split(the_record().reproduce)
-    assert again[:4] == ["dsv4kv", "profile", "smoke", "--torch"]
-    assert again[-4:] == ["--set", "measure.memcpy_bytes=2MiB", "--steps", "3"]
-
-
-@pytest.mark.usefixtures("profiled")
-def test_the_traces_of_a_run_are_ones_that_perfetto_loads() -> None:
-    (folder,) = (path for path in Path("results").iterdir() if path.is_dir())
-    (path,) = folder.iterdir()
-    assert path.name == "step.trace.json.gz"
-    document = json.loads(gzip.decompress(path.read_bytes()))
-    complete = [one for one in document["traceEvents"] if one["ph"] == "X"]
-    assert len(complete) > 100
-    assert all({"name", "ts", "dur", "pid", "tid"} <= set(one) for one in complete)
-
-
 def test_neither_secrets_nor_the_hosts_name_are_in_any_file(profiled: Result) -> None:
     for path in Path("results").rglob("*"):
         if path.is_file():
@@ -237,12 +217,6 @@ def test_a_printed_command_does_what_it_says(nsys: Tool) -> None:
     assert case.profile.table is None
 
 
-def test_a_workload_that_cannot_run_fails_with_its_own_words(nsys: Tool) -> None:
-    sentence = refused(profile("--nsys", "--set", "measure.warmup_steps=500"), 9)
-    assert "nsys ended with exit code 2" in sentence
-    assert "no more than 500 decode steps" in sentence
-
-
 def test_ctrl_c_names_what_is_left(nsys: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_command: object, log: Path, _timeout: float) -> int:
         log.with_name("step.nsys-rep").touch()
@@ -292,19 +266,6 @@ def test_rules_that_take_for_ever_are_refused(monkeypatch: pytest.MonkeyPatch) -
     assert "write them without repeats of repeats" in said
 
 
-def test_an_export_of_a_server_is_told_without_a_gpu(snapshot: SnapshotAssertion) -> None:
-    export = two_replays()
-    for step in (0, 1):
-        at, correlation = 70_000 + step * 100_000, 100 + step
-        export.kernel("sm90_fp8_paged_mqa_logits", correlation, at, at + 20_000)
-        attention = "flash_fwd_splitkv_mla_fp8_sparse_kernel"
-        export.kernel(attention, correlation, at + 20_000, at + 40_000)
-    export.save(Path("server.sqlite"))
-    result = invoke("server.sqlite")
-    assert result.exit_code == 0
-    assert text(result.stdout.partition("record: ")[0]) == snapshot
-
-
 def test_a_report_of_nsys_is_exported_or_its_export_taken(nsys: Tool) -> None:
     Path("server.nsys-rep").touch()
     assert "window_insert" in invoke("server.nsys-rep").stdout
@@ -320,13 +281,6 @@ def test_a_report_newer_than_its_export_is_exported_anew(nsys: Tool) -> None:
     Path("server.nsys-rep").touch()
     assert "older than" not in invoke("server.nsys-rep").stdout
     assert [words[0] for words in nsys.calls()] == ["export"]
-
-
-def test_a_report_of_ncu_is_told(ncu: Tool) -> None:
-    Path("server.ncu-rep").touch()
-    result = invoke("server.ncu-rep", "--verbose")
-    assert "gather_window" in result.stdout
-    assert "runs each kernel by itself" in result.stdout
 
 
 def test_a_look_at_a_profile_leaves_no_file() -> None:

@@ -1,6 +1,5 @@
 import gzip
 import json
-import re
 from io import StringIO
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from typer.testing import CliRunner
 
 from dsv4kv.cli import app, progress
 from dsv4kv.cli.progress import Watcher
-from dsv4kv.traces import ReadOptions, read_trace
 
 
 @pytest.fixture(autouse=True)
@@ -18,10 +16,10 @@ def every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 10.0)
 
 
-def watch(*, terminal: bool, quiet: bool = False, total: int | None = 100) -> str:
+def watch(*, terminal: bool, total: int | None = 100) -> str:
     """What a count to 100 tokens prints that takes a second a token."""
     seconds, stream = 0.0, StringIO()
-    console = Console(file=stream, force_terminal=terminal, quiet=quiet, width=80)
+    console = Console(file=stream, force_terminal=terminal, width=80)
     with Watcher(console, "bench", "tokens", total, clock=lambda: seconds) as watcher:
         watcher.start(total)
         for _ in range(100):
@@ -47,22 +45,10 @@ def test_no_time_is_left_of_what_nobody_knows_the_end_of(terminal: bool) -> None
     assert " of " not in printed
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_nothing_is_printed_where_quiet_is_asked_for(terminal: bool) -> None:
-    assert watch(terminal=terminal, quiet=True) == ""
-
-
 TRACE = "".join(
     json.dumps({"timestamp": n, "input_length": 600, "output_length": 1, "hash_ids": [1, n + 2]})
     + "\n"
     for n in range(2000)
-)
-CONVERSATION = json.dumps(
-    {
-        "block_size": 64,
-        "hash_id_scope": "local",
-        "requests": [{"t": 0.5, "in": 64, "out": 1, "hash_ids": [1]}],
-    }
 )
 COMMANDS = [
     ("info TRACE", ["reading TRACE"]),
@@ -89,24 +75,3 @@ def test_reading_a_trace_says_how_far_it_is(
     assert done.exit_code == 0, done.output
     lines = [line for line in done.stderr.splitlines() if " of " in line]
     assert list(dict.fromkeys(line.partition(":")[0] for line in lines)) == named
-
-
-def test_a_folder_of_conversations_says_how_far_it_is(tmp_path: Path) -> None:
-    (tmp_path / "weka").mkdir()
-    for number in range(3):
-        (tmp_path / "weka" / f"{number}.json").write_text(CONVERSATION)
-    heard: list[tuple[int, int]] = []
-    options = ReadOptions(watch=lambda done, total: heard.append((done, total)))
-    list(read_trace(tmp_path / "weka", options=options))
-    size = sum(path.stat().st_size for path in (tmp_path / "weka").iterdir())
-    assert heard[-1] == (size, size)
-    assert heard == sorted(heard)
-
-
-def test_a_plan_counts_its_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 0.0)
-    words = ["plan", "builtin:chat", "--gpu", "b200", "--slo", "ttft_p90=400ms"]
-    done = CliRunner().invoke(app, [*words, "--split", "none"])
-    counts = re.findall(r"(?m)^plan: (\d+) simulations, \d+ s$", done.stderr)
-    assert list(map(int, counts)) == [*range(1, len(done.stderr.splitlines()) + 1)]
-    assert len(counts) > 1

@@ -60,26 +60,32 @@ ODD_URLS = (
     "http://x:" + "9" * 5_000, "http://\udcff", "http://a..b", "http://" + "x" * 300, "http://x\0y",
     "file:///etc/passwd",
 )  # fmt: skip
+SECRET_URLS = (
+    "http://me:SECRET@host:99999", "http://me:SE@SECRET=@host:99999/path",
+    "ftp://host/?key=SECRET", "tcp://me:SECRET@127.0.0.1", "ftp://host/#SECRET",
+)  # fmt: skip
+RECORD = "record recording --seconds 0"
+ADDRESSES = (
+    "probe {url}",
+    "probe http://127.0.0.1:9 --metrics {url}",
+    f"{RECORD} --metrics {{url}}",
+    f"{RECORD} --proxy 0={{url}}",
+)
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        "probe {url}",
-        "probe http://127.0.0.1:9 --metrics {url}",
-        "record recording --seconds 0 --metrics {url}",
-        "record recording --seconds 0 --proxy 0={url}",
-        "record recording --seconds 0 --proxy {host}:0=http://127.0.0.1:9",
-        "record recording --seconds 0 --proxy 127.0.0.1:{host}=http://127.0.0.1:9",
-        "record recording --seconds 0 --events {tcp}",
-        "record recording --seconds 0 --events tcp://127.0.0.1:9 --replay {tcp}",
+        *ADDRESSES,
+        f"{RECORD} --proxy {{host}}:0=http://127.0.0.1:9",
+        f"{RECORD} --proxy 127.0.0.1:{{host}}=http://127.0.0.1:9",
+        f"{RECORD} --events {{tcp}}",
+        f"{RECORD} --events tcp://127.0.0.1:9 --replay {{tcp}}",
     ],
 )
 @pytest.mark.parametrize("url", ODD_URLS, ids=range(len(ODD_URLS)))
-def test_an_address_that_is_none_is_a_sentence(
-    words: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("empty_folder")
+def test_an_address_that_is_none_is_a_sentence(words: str, url: str) -> None:
     host = url.removeprefix("http://")
     done = run(*(word.format(url=url, host=host, tcp=f"tcp://{host}") for word in words.split()))
     assert done.exit_code == 2, done.output
@@ -89,30 +95,16 @@ def test_an_address_that_is_none_is_a_sentence(
 @pytest.mark.parametrize(
     "words",
     [
-        "probe {url}",
-        "probe 127.0.0.1:9 --metrics {url}",
-        "record recording --seconds 0 --metrics {url}",
-        "record recording --seconds 0 --proxy {url}",
-        "record recording --seconds 0 --proxy 8001={url}",
-        "record recording --seconds 0 --events {url}",
-        "record recording --seconds 0 --events {url} --ranks 2",
-        "record recording --seconds 0 --events tcp://127.0.0.1:9 --replay {url}",
+        *ADDRESSES,
+        f"{RECORD} --proxy {{url}}",
+        f"{RECORD} --events {{url}}",
+        f"{RECORD} --events {{url}} --ranks 2",
+        f"{RECORD} --events tcp://127.0.0.1:9 --replay {{url}}",
     ],
 )
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://me:SECRET@host:99999",
-        "http://me:SE@SECRET=@host:99999/path",
-        "ftp://host/?key=SECRET",
-        "tcp://me:SECRET@127.0.0.1",
-        "ftp://host/#SECRET",
-    ],
-)
-def test_a_sentence_about_an_address_tells_no_secret(
-    words: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("url", SECRET_URLS)
+@pytest.mark.usefixtures("empty_folder")
+def test_a_sentence_about_an_address_tells_no_secret(words: str, url: str) -> None:
     done = run(*words.format(url=url).split())
     assert done.exit_code == 2, done.output
     assert "SECRET" not in done.output.replace("\n", "")
@@ -189,6 +181,8 @@ def test_a_recording_becomes_a_trace_in_order_of_arrival(asked: Path, tmp_path: 
     rows = [(0.0, 150, 5, [1, 2], 64), (2.5, 200, 7, [1, 2, 4], 64)]
     expected = [dict(zip(names, row, strict=True)) for row in rows]
     assert lines(tmp_path / "trace.jsonl")[:2] == expected
+    run("trace", "convert", asked, tmp_path / "part.jsonl", "--skip", "1", "--limit", "1")
+    assert lines(tmp_path / "part.jsonl") == [expected[1] | {"arrival_s": 2.5}]
 
 
 def test_ids_of_512_tokens_are_of_all_before_and_a_rest_is_shared_with_nothing(
@@ -199,12 +193,6 @@ def test_ids_of_512_tokens_are_of_all_before_and_a_rest_is_shared_with_nothing(
     assert [len(each) for each in ids] == [1, 1, 2]
     assert ids[2][0] == 18
     assert len({one for each in ids for one in each}) == 4
-
-
-def test_a_part_of_a_recording_is_written(asked: Path, tmp_path: Path) -> None:
-    run("trace", "convert", asked, tmp_path / "trace.jsonl", "--skip", "1", "--limit", "1")
-    (line,) = lines(tmp_path / "trace.jsonl")
-    assert line["input_tokens"] == 200
 
 
 @pytest.mark.parametrize("to", ["dsv4kv", "mooncake"])
@@ -226,35 +214,11 @@ def test_what_was_only_stored_is_marked_and_has_no_hit_rate(
         assert refused.exit_code != 0
         assert "%" not in refused.output
     assert "it has no hit rate" in run("trace", "mrc", trace).output
-
-
-def test_the_mark_stays_when_the_trace_is_converted(stored_only: Path, tmp_path: Path) -> None:
-    run("trace", "convert", stored_only, tmp_path / "one.jsonl")
-    run("trace", "convert", tmp_path / "one.jsonl", tmp_path / "two.jsonl")
+    run("trace", "convert", trace, tmp_path / "two.jsonl")
     assert all(line["stores_only"] for line in lines(tmp_path / "two.jsonl"))
-
-
-def test_a_log_of_requests_becomes_a_trace(tmp_path: Path) -> None:
-    done = run("record", tmp_path / "recording", "--requests", LOGS / "dynamo.jsonl", "--once")
-    assert done.exit_code == 0, done.output
-    assert "3 requests" in done.output
-    done = run("trace", "convert", tmp_path / "recording", tmp_path / "trace.jsonl")
-    assert "by the server 64 of 428 prompt tokens were cached (14.95%)" in done.output
-    first, second, third = lines(tmp_path / "trace.jsonl")
-    assert [line["arrival_s"] for line in (first, second, third)] == [0.0, 1.0, 3.0]
-    assert first["prefix_hashes"] == third["prefix_hashes"]
-    assert first["prefix_hashes"][:1] == second["prefix_hashes"][:1]
-    assert run("trace", "mrc", tmp_path / "trace.jsonl").exit_code == 0
-
-
-def test_what_the_servers_counters_grew_is_told_next_to_it(asked: Path, tmp_path: Path) -> None:
-    with Recording(asked) as recording:
-        for asked_for, found in ((100, 10), (450, 80)):
-            values = {"vllm:prefix_cache_queries_total": asked_for}
-            values |= {"vllm:prefix_cache_hits_total": found}
-            recording.write("metrics", {"source": "metrics:0", "values": values})
-    done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
-    assert "by vLLM's counters 70 of 350 prompt tokens were cached (20.00%)" in done.output
+    document = json.loads(run("trace", "info", stored_only, "--json").output)
+    assert (document["format"], document["stores_only"]) == ("recording", True)
+    assert "hit_share" not in document
 
 
 def test_gaps_and_restarts_of_a_recording_are_said(asked: Path, tmp_path: Path) -> None:
@@ -278,40 +242,52 @@ def test_gaps_and_restarts_of_a_recording_are_said(asked: Path, tmp_path: Path) 
     assert (document["requests"], len(document["breaks"])) == (3, 3)
 
 
-def test_a_recording_of_stores_alone_has_no_hit_rate(stored_only: Path) -> None:
-    document = json.loads(run("trace", "info", stored_only, "--json").output)
-    assert (document["format"], document["stores_only"]) == ("recording", True)
-    assert "hit_share" not in document
+LATE = {"arrival_s": 20.0, "input_tokens": 130}
+PROXIED = {"source": "proxy:0", "grain": 64} | LATE
+GREW = {"vllm:prefix_cache_queries_total": 100, "vllm:prefix_cache_hits_total": 10}
 
 
-def test_prompts_known_by_their_text_are_told_so_and_tokens_are_better(
-    asked: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("stream", "rows", "said", "ids"),
+    [
+        (
+            "metrics",
+            [
+                {"source": "metrics:0", "values": GREW},
+                {"source": "metrics:0", "values": dict(zip(GREW, (450, 80), strict=True))},
+            ],
+            "by vLLM's counters 70 of 350 prompt tokens were cached (20.00%)",
+            {1, 2, 4},
+        ),
+        (  # tokens are better than text
+            "requests",
+            [
+                *(PROXIED | {"ids": [7, 8], "ids_of": "text", "id": name} for name in (1, 2)),
+                {"source": "requests:0:1", "grain": 64, "id": 2, "ids": [1, 2]} | LATE,
+            ],
+            "ids of 1 prompt are of text: what they share is estimated",
+            {7, 8, 1, 2},
+        ),
+        (
+            "requests",
+            [{"source": "requests:1", "id": name} | LATE for name in (1, 2)],
+            "4 blocks of prompts known by length only",
+            4,
+        ),
+    ],
+    ids=["counters", "text", "lengths"],
+)
+def test_what_is_known_of_prompts_and_how_is_told(
+    stream: Any, rows: list[Any], said: str, ids: Any, asked: Path, tmp_path: Path
 ) -> None:
-    row = {"source": "proxy:0", "arrival_s": 20.0, "input_tokens": 128, "grain": 64}
-    text = {"ids": [7, 8], "ids_of": "text"}
     with Recording(asked) as recording:
-        for name in (1, 2):
-            recording.write("requests", row | text | {"id": name})
-        recording.write("requests", row | {"source": "requests:0:1", "id": 2, "ids": [1, 2]})
+        for row in rows:
+            recording.write(stream, row)
     done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
-    assert "ids of 1 prompt are of text: what they share is estimated" in done.output
-    assert [line["prefix_hashes"] for line in lines(tmp_path / "trace.jsonl")[-2:]] == [
-        [7, 8],
-        [1, 2],
-    ]
-
-
-def test_prompts_of_which_only_the_length_is_known_share_nothing(
-    asked: Path, tmp_path: Path
-) -> None:
-    with Recording(asked) as recording:
-        for name in (1, 2):
-            row = {"id": name, "arrival_s": 20.0, "input_tokens": 130}
-            recording.write("requests", {"source": "requests:1"} | row)
-    done = run("trace", "convert", asked, tmp_path / "trace.jsonl")
-    assert "4 blocks of prompts known by length only" in done.output
-    ids = [line["prefix_hashes"] for line in lines(tmp_path / "trace.jsonl")[-2:]]
-    assert len({one for each in ids for one in each}) == 4
+    assert said in done.output
+    written = [line["prefix_hashes"] for line in lines(tmp_path / "trace.jsonl")]
+    last = {one for each in written[-2:] for one in each}
+    assert ids in (last, len(last)) or stream == "metrics"
 
 
 @pytest.mark.parametrize("to", ["dsv4kv", "mooncake"])

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from dsv4kv.cli import app
-from dsv4kv.runs.parts import ReplayTiers
 from dsv4kv.runs.store import load_record
 from dsv4kv.traces import resolve_trace
 from tests.cli import shell
@@ -35,6 +33,7 @@ TIERED = (
     "--set", "cache.num_blocks=24", "--set", "cache.num_checkpoints=2",
     "--set", "tiers.host.capacity_bytes=2MB", "--set", "tiers.disk.capacity_bytes=1GB",
 )  # fmt: skip
+FLEET = ("--set", "fleet.replicas=2")
 
 
 def test_what_came_back_from_below_is_told_on_every_medium() -> None:
@@ -49,27 +48,27 @@ def test_what_came_back_from_below_is_told_on_every_medium() -> None:
             assert f"{tier.hit_tokens:,}" in medium
 
 
-def test_a_sweep_with_tiers_says_what_came_back() -> None:
-    result = small(*TIERED, "--axis", "tiers.host.write=write_through,write_back")
-    assert "restored" in result.stdout
-    assert "restored" not in small("--axis", "prefix.policy=lru,fifo").stdout
-
-
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("options", "part", "changed", "sentence"),
     [
-        ({"asked_tokens": 1}, "were asked of tiers"),
-        ({"restored_tokens": 0, "asked_tokens": 0, "lost_tokens": {}}, "came back"),
+        (TIERED, "tiers", {"asked_tokens": 1}, "were asked of tiers"),
+        (
+            TIERED,
+            "tiers",
+            {"restored_tokens": 0, "asked_tokens": 0, "lost_tokens": {}},
+            "came back",
+        ),
+        (FLEET, "fleet", {"saved_tokens": 1}, "and the fleet"),
+        (FLEET, "fleet", {"held_bytes": 1}, "and the fleet"),
     ],
 )
-def test_tiers_that_do_not_add_up_are_no_record(changed: dict[str, Any], sentence: str) -> None:
-    small(*TIERED, "--json", "a.json")
-    found = load_record(Path("a.json")).cases[0].replay
-    assert found
-    assert found.tiers
-    assert found.tiers.restored_tokens
+def test_tiers_and_fleets_that_do_not_add_up_are_no_record(
+    options: tuple[str, ...], part: str, changed: dict[str, Any], sentence: str
+) -> None:
+    small(*options, "--json", "a.json")
+    found = getattr(load_record(Path("a.json")).cases[0].replay, part)
     with pytest.raises(ValidationError, match=sentence):
-        ReplayTiers.model_validate(found.tiers.model_dump() | changed)
+        type(found).model_validate(found.model_dump() | changed)
 
 
 def test_a_trace_named_as_an_option_is_one_in_no_printed_command() -> None:
@@ -86,17 +85,3 @@ def test_a_chart_is_one_file(name: str) -> None:
     content = Path(name).read_text("utf-8")
     assert content.lstrip().startswith(("<?xml", "<!doctype html", "<!DOCTYPE html"))
     assert "http://" not in content.replace("http://www.w3.org", "")
-
-
-def test_options_are_settings() -> None:
-    small("--policy", "lfu", "--gpus", "2", "--quiet", "--json", "run.json")  # fmt: skip
-    (case,) = load_record(Path("run.json")).cases
-    assert case.config["prefix"]["policy"] == "lfu"
-    assert case.config["cost"]["gpus"] == 2
-
-
-def test_limit_takes_the_first_requests() -> None:
-    done = CliRunner(env={"COLUMNS": "100"}).invoke(
-        app, ["replay", "builtin:chat", "--limit", "7"]
-    )
-    assert "7 requests of builtin:chat" in done.stdout

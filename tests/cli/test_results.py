@@ -83,11 +83,3 @@ def test_a_whole_name_is_that_run_and_not_a_longer_one(results: Path) -> None:
     for name in ("run", "run-2"):
         save_record(make_record(run_id=name), results)
     assert "run, started" in run("run", "--verbose").stdout
-
-
-def test_a_run_is_not_written_over_by_its_page(results: Path) -> None:
-    before = (results / "20261101T000000Z-smoke-aaaaaa.json").read_bytes()
-    result = run("20261101", "--html", "results/20261101T000000Z-smoke-aaaaaa.json")
-    assert result.exit_code == 2
-    assert "would overwrite what the command reads" in text(result.stderr)
-    assert (results / "20261101T000000Z-smoke-aaaaaa.json").read_bytes() == before

@@ -4,19 +4,15 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.text import Text
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from dsv4kv import __version__, errors
 from dsv4kv.cli import app, main
-from dsv4kv.errors import DoesNotFit, Dsv4kvError
-from tests.test_documented_commands import parts_of
+from dsv4kv.errors import Dsv4kvError
 
 TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 ERRORS: list[type[Dsv4kvError]] = [
@@ -26,18 +22,6 @@ ERRORS: list[type[Dsv4kvError]] = [
 ]
 HEAVY = ("torch", "numpy", "pydantic")
 pytestmark = pytest.mark.usefixtures("handlers")  # main() sets them
-
-
-def _options(command: Any) -> Iterator[str]:
-    yield from (getattr(each, "help", None) or "" for each in command.params)
-    for one in parts_of(command).values():
-        yield from _options(one)
-
-
-def test_no_brackets_of_an_options_help_are_taken_for_markup() -> None:
-    styles = {"bold", "dim", "italic"}
-    for text in _options(get_command(app)):
-        assert {span.style for span in Text.from_markup(text).spans} <= styles, text
 
 
 def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,10 +57,6 @@ def test_a_machine_that_is_full_is_a_sentence(
     assert capsys.readouterr().err == "error: there is not enough memory for this.\n"
 
 
-def test_exit_code_1_is_left_to_verdicts() -> None:
-    assert [kind for kind in ERRORS if kind.exit_code == 1] == [DoesNotFit]
-
-
 def test_an_unexpected_error_is_one_sentence_that_says_where_and_whom_to_tell(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,9 +82,6 @@ def test_debug_shows_where_an_unexpected_error_came_from(
     monkeypatch.setattr(sys, "argv", ["dsv4kv", *words])
     with pytest.raises(KeyError, match="gone"):
         main()
-
-
-LOSING = "from dsv4kv.view.console import lose_glyphs_not_answers as f; f()"
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
@@ -139,17 +116,6 @@ def test_json_is_utf_8_whatever_the_stream() -> None:
     )
     assert lossy == whole
     json.loads(whole)
-
-
-def test_ctrl_c_ends_with_130_and_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fail_with(KeyboardInterrupt(), monkeypatch)
-    with pytest.raises(SystemExit) as end:
-        main()
-    told = capsys.readouterr()
-    assert (end.value.code, told.out) == (130, "")
-    assert told.err == "interrupted before there was an answer.\n"
 
 
 @pytest.mark.parametrize(
@@ -215,23 +181,6 @@ def test_few_of_our_own_modules_are_imported(command: str, most: int) -> None:
     own = run_python("-c", code, command).stderr.split()
     assert "dsv4kv.cli" in own
     assert len(own) <= most, own
-
-
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("dsv4kv bu", ["budget"]),
-        ("dsv4kv config sc", ["schema"]),
-        ("dsv4kv trace convert a b --to m", ["mooncake"]),
-    ],
-)
-def test_a_shell_is_offered_commands_and_choices(line: str, offered: list[str]) -> None:
-    asked = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-    env = os.environ | asked | {"_DSV4KV_COMPLETE": "complete_bash"}
-    done = subprocess.run(
-        [sys.executable, "-m", "dsv4kv"], env=env, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == offered
 
 
 def imported_by(*commands: Sequence[str]) -> list[list[str]]:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import Result
@@ -134,10 +135,14 @@ def test_a_sweep_that_another_process_continues_is_left_to_it(
 
 
 @pytest.mark.usefixtures("interrupted")
-@pytest.mark.parametrize("cut", [2, 100, 2000])
-def test_a_point_whose_line_was_cut_short_is_done_again(cut: int, whole: list[Case]) -> None:
+@pytest.mark.parametrize("cut", [2, 100, 2000, None])
+def test_a_point_whose_line_was_cut_short_or_has_an_odd_number_is_done_again(
+    cut: int | None, whole: list[Case]
+) -> None:
     path = points_of()
-    path.write_bytes(path.read_bytes()[:-cut] + b"\n" + b"[" * 5_000)
+    before = path.read_bytes()
+    odd = re.sub(rb'"pauses": ?\d+', b'"pauses": 1' + 400 * b"0", before, count=1)
+    path.write_bytes(before[:-cut] + b"\n" + b"[" * 5_000 if cut else odd)
     assert len(read_points(path).cases) == 1
     assert invoke("replay", "--quiet", "--resume", str(path)).exit_code == 6
     assert the_record().cases == whole
@@ -148,62 +153,40 @@ def test_points_that_cannot_be_kept_end_the_sweep_with_a_sentence() -> None:
     points = read_points(points_of())
     points.path.unlink()
     points.path.mkdir()
-    with pytest.raises(RecordError, match=r"Of 4 points 2 are finished and stay there: make room"):
+    with pytest.raises(RecordError, match=r"Of 4 points 2 are kept there: make room"):
         points.keep(2, points.cases[1])
-    kept = points.cases.pop(0), points.cases.pop(1)
-    with pytest.raises(RecordError, match=r"none is kept: make room, or .* begin it again\.$"):
-        points.keep(2, kept[1])
+
+
+NO_SWEEP, NO_POINT = "is no sweep of this dsv4kv", "that is none of this sweep: remove it"
 
 
 @pytest.mark.usefixtures("interrupted")
 @pytest.mark.parametrize(
-    "changes",
+    ("asked", "line", "expected"),
     [
-        {"run_id": "/tmp/victim"},
-        {"run_id": "../victim"},
-        {"run_id": "x; touch /tmp/y"},
-        {"command": "replay; id;"},
+        ({"run_id": "/tmp/victim"}, {}, NO_SWEEP),
+        ({"run_id": "../victim"}, {}, NO_SWEEP),
+        ({"run_id": "x; touch /tmp/y"}, {}, NO_SWEEP),
+        ({"command": "replay; id;"}, {}, NO_SWEEP),
+        ({"count": 10**9}, {}, "another number of points"),
+        *(({}, {"point": point}, f"line of point {point} {NO_POINT}") for point in (-1, 1, 99)),
+        *(
+            ({}, {"case": {name: value}}, f"line of point 0 {NO_POINT}")
+            for name, value in (("axis", {}), ("config", {}), ("launch", 1))
+        ),
     ],
     ids=str,
 )
-def test_what_is_no_sweep_is_a_sentence(changes: dict[str, str]) -> None:
-    path = points_of()
-    first, *lines = path.read_text().splitlines()
-    path.write_text("\n".join([json.dumps(json.loads(first) | changes), *lines]))
-    result = invoke("replay", "--resume", str(path))
-    assert (result.exit_code, "is no sweep of this dsv4kv" in result.stderr) == (7, True)
-    assert "resume with" not in invoke("report", "list").stdout
-
-
-@pytest.mark.usefixtures("interrupted")
-@pytest.mark.parametrize(
-    ("point", "changes"),
-    [(-1, {}), (1, {}), (99, {}), (0, {"axis": {}}), (0, {"config": {}}), (0, {"launch": 1})],
-)
-def test_a_line_that_is_no_point_of_the_sweep_is_refused(
-    point: int, changes: dict[str, object]
+def test_what_is_no_sweep_or_none_of_its_points_is_a_sentence(
+    asked: dict[str, Any], line: dict[str, Any], expected: str
 ) -> None:
     path = points_of()
-    asked, first, *_ = path.read_text().splitlines()
-    line = {"point": point, "case": json.loads(first)["case"] | changes}
-    path.write_text("\n".join([asked, json.dumps(line)]))
+    head, first, *_ = map(json.loads, path.read_text().splitlines())
+    first |= line | {"case": first["case"] | line.get("case", {})}
+    path.write_text("\n".join(map(json.dumps, [head | asked, first])))
     result = invoke("replay", "--resume", str(path))
-    expected = f"line of point {point} that is none of this sweep: remove it"
     assert (result.exit_code, expected in " ".join(result.stderr.split())) == (7, True)
-
-
-@pytest.mark.usefixtures("interrupted")
-def test_a_sweep_of_another_number_of_points_is_refused() -> None:
-    path = points_of()
-    path.write_text(path.read_text().replace('"count":4', '"count":1000000000'))
-    result = invoke("replay", "--resume", str(path))
-    assert (result.exit_code, "another number of points" in result.stderr) == (7, True)
-
-
-@pytest.mark.parametrize("command", ["replay", "bench", "replay --axis prefix.policy=lru,lfu"])
-def test_a_run_without_a_name_is_not_resumed(command: str) -> None:
-    result = invoke(*command.split(), "--resume", "")
-    assert (result.exit_code, "there is no results/.points.jsonl" in result.stderr) == (7, True)
+    assert ("resume with" in invoke("report", "list").stdout) == (expected != NO_SWEEP)
 
 
 @pytest.mark.parametrize("target", ["--out caf\udce9", "--chart caf\udce9.svg", "--axis"])
@@ -219,17 +202,6 @@ def test_a_name_that_is_no_utf_8_loses_nothing(
     assert invoke(*words).exit_code == 0
     (path,) = (path for path in Path().glob("*/*.json"))
     assert load_record(path).trace_source == "caf?.jsonl"
-
-
-@pytest.mark.usefixtures("interrupted")
-def test_a_point_with_a_number_that_no_run_can_have_is_done_again() -> None:
-    path = points_of()
-    kept = len(read_points(path).cases)
-    asked, first, *others = path.read_text("utf-8").splitlines(keepends=True)
-    odd = re.sub(r'"pauses": ?\d+', '"pauses": 1' + 400 * "0", first, count=1)
-    assert odd != first
-    path.write_text("".join([asked, odd, *others]), "utf-8")
-    assert len(read_points(path).cases) == kept - 1
 
 
 @pytest.mark.usefixtures("interrupted")

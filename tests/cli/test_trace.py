@@ -4,18 +4,15 @@ import gzip
 import json
 import os
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import trace as command
-from dsv4kv.cli.trace import FormatName
-from dsv4kv.config.bench import BenchConfig, Synthetic
-from dsv4kv.config.keys import keys
+from dsv4kv.config.bench import Synthetic
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import FORMATS, read_trace, resolve_trace, trace_sha256
+from dsv4kv.traces import read_trace, resolve_trace, trace_sha256
 from dsv4kv.traces import synth as chat
 from dsv4kv.traces.request import Request
 from dsv4kv.traces.synth import synthesize
@@ -50,11 +47,6 @@ def test_info_as_json_holds_the_same_numbers(snapshot: SnapshotAssertion) -> Non
     assert document == snapshot
 
 
-def test_info_prints_a_name_with_brackets_as_it_is() -> None:
-    Path("azure.csv").rename("[red]a.csv")
-    assert run("info", "[red]a.csv").output.startswith("[red]a.csv (azure)\n")
-
-
 def test_info_refuses_a_second_line_without_end_before_the_digest_of_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -76,15 +68,6 @@ def test_convert_sorts_by_arrival_when_asked_to() -> None:
     Path("azure.csv").write_text(lines[0] + "".join(reversed(lines[1:])))
     run("convert", "azure.csv", "own.jsonl", "--sort")
     assert [request.input_tokens for request in read_trace("own.jsonl")] == [4808, 3180, 110]
-
-
-def test_convert_writes_mooncake_lines() -> None:
-    sets = ("requests=5", "prefix_branches=2", "arrival_rate=4")
-    run("synth", "own.jsonl", *(word for each in sets for word in ("--set", each)))
-    said = run("convert", "own.jsonl", "out", "--to", "mooncake").output
-    assert said == "out: 5 requests written\n"
-    found, expected = ([r.input_tokens for r in read_trace(name)] for name in ("out", "own.jsonl"))
-    assert found == expected
 
 
 def test_a_timed_trace_is_read_by_the_names_given() -> None:
@@ -111,11 +94,6 @@ def test_a_trace_is_not_written_into_the_folder_that_it_is_read_from() -> None:
     assert not Path("weka/more.json").exists()
 
 
-def test_synth_without_options_makes_the_default_synthetic_workload() -> None:
-    assert run("synth", "made.jsonl").output == "made.jsonl: 64 requests written\n"
-    assert list(read_trace("made.jsonl")) == list(synthesize(Synthetic(), 0))
-
-
 def test_synth_takes_settings_of_the_tree() -> None:
     run("synth", "made.jsonl", "--seed", "7", "--set", "requests=20", "--set", "input.mean=600")
     expected = Synthetic.model_validate({"requests": 20, "input": {"mean": 600}})
@@ -131,12 +109,6 @@ def test_the_documented_call_makes_the_shipped_trace() -> None:
     run("synth", "chat.jsonl.gz", *call.split()[4:])
     shipped = resolve_trace("builtin:chat").read_bytes()
     assert gzip.decompress(Path("chat.jsonl.gz").read_bytes()) == gzip.decompress(shipped)
-
-
-def test_the_formats_offered_are_those_there_are() -> None:
-    offered = get_args(FormatName)
-    assert offered == ("auto", *FORMATS)
-    assert offered == keys(BenchConfig)["workload.trace_format"].choices
 
 
 def test_timestamps_that_many_requests_share_are_a_warning(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pynvml
 import pytest
 
 from dsv4kv.runs import environment
@@ -42,18 +41,6 @@ def test_the_host_is_told_by_a_digest_only(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(told["hostname_sha256"]) == 64
     monkeypatch.setattr("socket.gethostname", lambda: "another-host")
     assert capture_environment()["hostname_sha256"] != told["hostname_sha256"]
-
-
-def test_without_a_driver_its_versions_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_library() -> None:
-        raise pynvml.NVMLError_LibraryNotFound
-
-    monkeypatch.setattr(pynvml, "nvmlInit", no_library)
-    versions = capture_environment()["versions"]
-    assert versions["cuda"] is None
-    assert versions["driver"] is None
-    assert versions["dsv4kv"]
-    assert versions["torch"]
 
 
 def test_facts_that_cannot_be_had_are_absent(

@@ -39,17 +39,6 @@ def test_a_machine_that_does_nothing_else_limits_no_row() -> None:
     )
 
 
-def test_a_clock_that_changes_in_the_middle_marks_that_row_and_no_other() -> None:
-    found = states(with_gpu(sm_clock_mhz=from_window(1, 1_980, 1_410)))
-    assert [state.clock_moved for state in found] == [False, True, False]
-    assert [state.is_limited for state in found] == [False, True, False]
-    assert [state.sm_clock_mhz for state in found] == [
-        (1_980, 1_980),
-        (1_410, 1_980),
-        (1_410, 1_410),
-    ]
-
-
 @pytest.mark.parametrize(("bit", "name"), REASONS.items())
 def test_a_reason_marks_its_row_with_the_share_of_its_time(bit: int, name: str) -> None:
     found = states(with_gpu(reasons=from_window(1, 0, bit)))

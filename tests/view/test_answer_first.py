@@ -72,7 +72,6 @@ ANSWERS = {
 }
 """Questions by what is special about them."""
 MAX_LINES = {100: 40, 80: 45}
-EIGHT = ["bench", "budget, vLLM", "replay", "profile", "compare", "plan", "mrc, rules", "explain"]
 
 
 @pytest.fixture(scope="module")
@@ -174,23 +173,6 @@ def test_an_answer_is_a_screen(name: str, snapshot: SnapshotAssertion) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("name", [each for each in EIGHT if each != "explain"])
-def test_an_answer_has_a_line_to_paste(name: str) -> None:
-    lines = printed(ANSWERS[name]).splitlines()
-    assert [each for each in lines if each.startswith(("dsv4kv ", "vllm ", "python "))]
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("name", EIGHT)
-def test_verbose_adds_to_the_answer(name: str) -> None:
-    answer, full = printed(ANSWERS[name]), printed(f"{ANSWERS[name]} --verbose")
-    answer = answer.rpartition("record:")[0] or answer
-    above = re.split(r"(?m)^.*\d more (?:row|column|line)|^[✓!] none of", answer)[0]
-    assert full.startswith(above.rpartition("\ndsv4kv")[0] or above)
-    assert len(full) > 1.5 * len(answer)
-
-
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     "asked",
     [
@@ -226,41 +208,8 @@ def test_the_replay_of_a_plan_has_its_hit_rate() -> None:
     (replay,) = (line for line in lines if line.startswith("dsv4kv replay"))
     assert share is not None
     assert f"{share[1]} of prompt tokens hit" in printed(replay.removeprefix("dsv4kv "))
-
-
-def relaxed(asked: str) -> str:
-    """The answer to the limit that can be kept, or that what was found keeps."""
-    shown = printed(asked)
-    (limit,) = re.findall(r"ttft_p\d\d(?:=| ≤ )(\S+s)(?: within|\n)", shown)[-1:]
-    return printed(re.sub(r"(ttft_p\d\d)=\S+", rf"\1={limit}", asked))
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("limit", ["100ms", "200ms"])
-def test_limits_that_a_plan_suggests_are_kept_by_a_safe_deployment(limit: str) -> None:
-    again = relaxed(f"plan builtin:chat --gpu h200 --slo ttft_p99={limit}")
-    assert again.startswith("✓") or "Safe: " in again
-
-
-@pytest.mark.usefixtures("folder")
-def test_limits_suggested_on_a_long_trace_are_kept_by_servers_that_are_not_the_cheapest() -> None:
-    """Two GPUs are enough for the suggested limit, but only four are safe."""
-    lines = (
-        f'{{"arrival_s": {20 * each}, "input_tokens": 24000, "output_tokens": 2}}\n'
-        for each in range(401)
-    )
-    Path("calm.jsonl").write_text("".join(lines))
-    asked = "plan calm.jsonl --gpu b200 --router round_robin --split none --slo ttft_p50=600ms"
-    again = relaxed(asked)
-    assert "(2 GPUs)" in again
-    assert "Safe: 1 × b200 TP4, 4 GPUs." in again
-
-
-@pytest.mark.usefixtures("folder")
-def test_the_replay_of_a_plan_has_its_exact_speed() -> None:
-    (replay,) = re.findall(r"workload.speed=(\S+)", printed(ANSWERS["plan, rate"]))
     best = json.loads(printed(f"{ANSWERS['plan, rate']} --json"))["best"]
-    assert float(replay) == best["speed"]
+    assert f"workload.speed={best['speed']!r}" in replay
 
 
 @pytest.mark.usefixtures("folder")

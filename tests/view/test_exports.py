@@ -7,18 +7,7 @@ import json
 import pytest
 
 from dsv4kv.view.runs import to_csv, to_rows
-from tests.bench.compare.launched import make_launched_record
 from tests.runs.records import make_failed_case, make_record, make_sweep_cases
-
-
-def test_there_is_a_row_per_quantity_and_launch() -> None:
-    record = make_launched_record(3)
-    rows = to_rows(record)
-    assert [(row["launch"], row["name"]) for row in rows] == [
-        (launch, name)
-        for launch in range(3)
-        for name in ("gather_topk", "flush", "window_insert", "step")
-    ]
 
 
 def test_csv_has_a_column_per_swept_setting_and_empty_cells_where_none_was_swept() -> None:

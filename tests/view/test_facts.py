@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from dsv4kv.runs.schema import RunRecord, Verification
+from dsv4kv.runs.schema import RunRecord
 from dsv4kv.view.facts import header, judge_results, judge_status
 from dsv4kv.view.table import Finding
 from tests.runs.records import (
     make_cache,
     make_case,
-    make_environment,
     make_failed_case,
     make_pool,
     make_record,
@@ -20,20 +19,6 @@ from tests.runs.records import (
 
 def facts_of(record: RunRecord) -> dict[str, str]:
     return dict(header(record).rows)
-
-
-def test_models_of_a_sweep_threads_and_revisions() -> None:
-    small = make_case(cache=make_cache(layers={"swa": 1}), config={"measure": {"threads": 4}})
-    clean = make_environment(git_dirty=False)
-    facts = facts_of(
-        make_record(make_case(), make_case(), small, environment=clean, trace_source=None)
-    )
-    assert facts["model"] == (
-        "v4-flash, 6 of 43 layers held: 2 swa, 2 csa, 2 hca; v4-flash, 1 of 43 layers held: 1 swa"
-    )
-    assert "1 or 4 torch threads" in facts["machine"]
-    assert "git 0123456789ab, Linux" in facts["software"]
-    assert facts["trace"] == "synthetic"
 
 
 @pytest.mark.parametrize("config", [{"workload": 1.0}, {"measure": {"threads": "x"}}])
@@ -73,10 +58,3 @@ def test_problems_of_a_case() -> None:
     pool = make_pool("main", "csa", 2, 256, 19_008, allocated_bytes=9_732_097)
     (gap,) = problems(cache=make_cache(pools=[pool]))
     assert gap.endswith("main of csa layers +1 B")
-
-
-def test_failures_beyond_the_most_are_counted() -> None:
-    failures = [f"output {n} differs" for n in range(25)]
-    found = problems(verification=Verification(checks=30, by_operation={}, failures=failures))
-    assert found[0] == "25 of 30 outputs differ from the reference:"
-    assert found[1:] == [*failures[:20], "and 5 more, in the record"]

@@ -62,9 +62,3 @@ def test_the_printed_interval_contains_the_measured_one(value: float, half_width
     rounding = 0.5001 * 10.0**-decimals
     assert abs(float(shown.replace(",", "")) - value) <= rounding
     assert float(width.replace(",", "")) >= max(half_width * (1 - 1e-9) - 1e-9, 0)
-
-
-@given(st.floats(min_value=0, allow_nan=False))
-def test_any_value_is_rounded_up_by_less_than_a_tenth(value: float) -> None:
-    assert value <= qt.round_up(value) * (1 + 1e-9)
-    assert qt.round_up(value) <= value * 1.1 + 5e-324

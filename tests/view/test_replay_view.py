@@ -11,7 +11,6 @@ from dsv4kv.core.outcome import REASONS
 from dsv4kv.engines.names import RULES
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.mrc import parse_strategy
-from dsv4kv.runs.parts import FleetReplica, ReplayFleet, Reuse
 from dsv4kv.runs.schema import Case
 from dsv4kv.view import replay
 from dsv4kv.view.table import Command, Finding
@@ -75,24 +74,6 @@ def test_a_remedy_is_a_setting_that_the_command_takes_and_does_not_have_yet(
     assert named or told.startswith(("none", "more memory: --memory"))
 
 
-def swept(*rules: str, blocks: int = 3000) -> list[Case]:
-    return run(
-        f"cache.num_blocks={blocks}", "workload.arrivals=closed", "workload.concurrency=1",
-        axes=(f"prefix.rule={','.join(rules)}",),
-    ).cases  # fmt: skip
-
-
-def test_a_sweep_over_rules_names_the_setting_that_hits_most() -> None:
-    cases = swept("ideal", "vllm", "vllm-v4:dense", "vllm-v4:semantic")
-    saved = {c.replay.reuse.rule: c.replay.reuse.saved_tokens for c in cases if c.replay}
-    (finding,) = replay.compare_rules(cases)
-    best, worst = sorted(("vllm-v4:dense", "vllm-v4:semantic"), key=lambda name: -saved[name])
-    assert finding.sentence.startswith(f"{RULES[best].setting} ({best}) saves ")
-    assert finding.sentence.endswith(f" more than {RULES[worst].setting}")
-    axes = ("prefix.rule=vllm-v4:dense,vllm-v4:semantic", "prefix.defer=true,false")
-    assert replay.compare_rules(run("cache.num_blocks=3000", axes=axes).cases) == []
-
-
 def test_a_rule_without_windows_is_named_where_the_engine_has_another() -> None:
     for rule, own in (("vllm", "vllm"), ("vllm-v4:dense", ""), ("ideal", "")):
         (case,) = run(f"prefix.rule={rule}").cases
@@ -100,15 +81,6 @@ def test_a_rule_without_windows_is_named_where_the_engine_has_another() -> None:
         said = replay._other_rule(case)
         assert said.endswith(f"--engine {own}" if own else said)
         assert bool(said) == bool(own)
-
-
-def test_the_remedies_of_a_server_are_its_engines() -> None:
-    replayed = run("prefix.rule=sglang-v4:tail").cases[0].replay
-    assert replayed
-    case = under(server__engine="sglang").model_copy(update={"replay": replayed})
-    told = [replay.remedy_of(case, reason) for reason in ("no_checkpoint", "evicted_block")]
-    rule = RULES[replayed.reuse.rule]
-    assert told == [rule.remedies["no_checkpoint"], rule.remedies["evicted_block"]]
 
 
 @pytest.mark.parametrize(
@@ -119,14 +91,6 @@ def test_the_remedies_of_a_server_are_its_engines() -> None:
 def test_a_server_is_not_given_what_its_engine_decides(unused: str) -> None:
     with pytest.raises(ConfigError, match=r"server.engine 'sglang' has a (way|size) of its own"):
         load_config("default", ["server.engine=sglang", unused], ReplayConfig)
-
-
-def test_a_record_from_before_there_were_rules_is_one_of_the_ideal_rule() -> None:
-    result = run().cases[0].replay
-    assert result
-    old = result.reuse.model_dump()
-    del old["rule"], old["setting"]
-    assert Reuse(**old) == result.reuse
 
 
 @pytest.mark.parametrize(
@@ -161,65 +125,3 @@ def test_a_record_without_the_name_of_a_model_offers_no_next_command(model: obje
     assert any(isinstance(part, Command) for part in replay.replay_page(record).answer)
     record.cases[0].config["model"] = {"preset": model}
     assert not any(isinstance(part, Command) for part in replay.replay_page(record).answer)
-
-
-GIB = 2**30
-
-
-def replica(number: int, **chosen: Any) -> FleetReplica:
-    values: dict[str, Any] = {
-        "name": f"replica {number}",
-        "role": "both",
-        "gpus": 8,
-        "requests": 50,
-        "prompt_tokens": 1000,
-        "saved_tokens": 300,
-        "computed_tokens": 700,
-        "output_tokens": 500,
-        "peak_requests": 4,
-        "busy_ns": 1_800_000_000_000,
-        "queued_ns": 500_000_000,
-        "held_bytes": 3 * GIB,
-    }
-    return FleetReplica(**values | chosen)
-
-
-def fleet(*replicas: FleetReplica, **chosen: Any) -> ReplayFleet:
-    values: dict[str, Any] = {
-        "router": "dynamo",
-        "decode_router": None,
-        "replicas": list(replicas),
-        "prompt_tokens": sum(r.prompt_tokens for r in replicas if r.role != "decode"),
-        "saved_tokens": sum(r.saved_tokens for r in replicas),
-        "pooled_saved_tokens": 800,
-        "ideal_saved_tokens": 900,
-        "held_bytes": sum(r.held_bytes for r in replicas),
-        "repeated_bytes": GIB,
-        "slo": {"ttft": 2e9, "tpot": 5e7},
-        "good_requests": 36,
-        "gpu_hour_price": 2.5,
-    }
-    return ReplayFleet(**values | chosen)
-
-
-def test_a_fleet_is_costed_by_hours_and_judged_by_what_kept_the_slo() -> None:
-    totals = run().cases[0].totals
-    assert totals
-    totals = totals.model_copy(
-        update={"requests": 100, "rejected": 20, "wall_ns": 3.6e12, "output_tokens": 2_000_000}
-    )
-    two = fleet(replica(0), replica(1, busy_ns=900_000_000_000, saved_tokens=100))
-    rows = replay.fleet_facts(two, totals).rows
-    assert rows["fleet"] == "2 replicas behind dynamo; 16 GPUs"
-    assert rows["hit rate"] == "20.0%; one pool of all blocks 40.0%, unlimited pool 45.0%"
-    assert rows["duplicates"].startswith("1.00 GiB of 6.00 GiB")
-    assert "16.0 GPU-hours, 8.00 for 10^6 output tokens; 40.0 USD, 20.0" in rows["costs"]
-    assert "36 of 120 requests (30.0%) within ttft ≤ 2.00 s and tpot ≤ 50.0 ms" in rows["goodput"]
-    assert rows["imbalance"] == "the busiest replica works 1.33 × the mean"
-    assert replay.fleet_facts(two, totals, 1.3).rows["costs"].endswith("(90 % error ÷1.3 … ×1.3)")
-
-
-@pytest.mark.parametrize("chosen", [{"saved_tokens": 1}, {"held_bytes": 1}])
-def test_a_fleet_that_does_not_add_up_is_no_record(chosen: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="and the fleet"):
-        fleet(replica(0), replica(1), **chosen)

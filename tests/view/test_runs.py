@@ -11,7 +11,7 @@ from dsv4kv.runs.schema import Case, RunRecord, Verification
 from dsv4kv.runs.statistics import Estimate
 from dsv4kv.view.bench import checked, judge_run
 from dsv4kv.view.runs import report_record
-from dsv4kv.view.table import Finding, text_of
+from dsv4kv.view.table import text_of
 from tests.bench.compare.launched import make_launched_case, make_launched_record, make_launches
 from tests.runs.records import (
     make_cache,
@@ -51,13 +51,6 @@ def bookkeeping() -> RunRecord:
     nothing = Verification(checks=0, by_operation={}, failures=[])
     case = make_case(operations=[], memcpy=None, cache=make_cache(pools=[]), verification=nothing)
     return make_record(case)
-
-
-def test_an_operation_that_moved_nothing_is_shown() -> None:
-    first, *others = make_case().operations
-    nothing = [0] * len(first.bytes)
-    still = first.model_copy(update={"bytes": nothing, "flops": [1] * len(nothing)})
-    assert first.name in words(report_record(make_record(make_case(operations=[still, *others]))))
 
 
 def busy() -> Case:
@@ -121,17 +114,6 @@ def test_quiet_prints_the_problems_alone(name: str) -> None:
     assert bool(parts) == (name not in ("good", "bookkeeping", "launches", "busy", "a GPU"))
 
 
-def test_a_problem_names_its_case() -> None:
-    parts = list(report_record(RECORDS["sweep"](), quiet=True))
-    assert parts == [
-        Finding("bad", "failed: of 5 cases 4 complete, 1 failed"),
-        Finding(
-            "bad",
-            "block_tokens=256, concurrency=64: failed: 64 requests need 512 blocks; 256 are free",
-        ),
-    ]
-
-
 def test_values_that_are_not_known_well_are_marked_and_no_headline() -> None:
     for estimate in (Estimate(3.0, None), Estimate(3.0, 3.0)):
         assert text_of(checked(estimate)).startswith("! ")
@@ -149,3 +131,10 @@ def test_text_from_a_record_is_never_taken_for_markup() -> None:
     text = shown(*report_record(record, verbose=True))
     assert "✗ failed: [red]no[/] [/bold]" in text
     assert "[link=x]a[/link]" in text
+
+
+def test_an_operation_that_moved_nothing_is_shown() -> None:
+    first, *others = make_case().operations
+    nothing = [0] * len(first.bytes)
+    still = first.model_copy(update={"bytes": nothing, "flops": [1] * len(nothing)})
+    assert first.name in words(report_record(make_record(make_case(operations=[still, *others]))))

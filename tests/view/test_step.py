@@ -45,13 +45,6 @@ def test_a_step_is_the_sum_of_its_calls_by_kind_and_bookkeeping() -> None:
     ]
 
 
-def test_gathers_are_a_kind_of_their_own() -> None:
-    shares = step_shares(
-        case(operation("indexer_gather_all", 3, 4), operation("gather_topk", 1, 1))
-    )
-    assert shares[0] == StepShare("gathers", 4, 5)
-
-
 def test_steps_among_prompts_are_not_told_apart() -> None:
     assert step_shares(case(*STEP, context=None)) == []
     assert step_table([case(*STEP, context=None)]) is None

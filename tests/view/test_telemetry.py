@@ -59,14 +59,6 @@ def test_a_power_cap_is_a_note_and_heat_a_warning() -> None:
     assert heated[1].startswith(f"thermal slowdown by hardware reduced clocks during {rows}")
 
 
-def test_a_clock_that_moved_without_a_reason_is_a_warning() -> None:
-    middle = make_window(1).started_ns + 250_000_000
-    samples = make_gpu_samples(3, sm_clock_mhz=lambda at: 1_410 if at > middle else 1_980)
-    assert findings(make_telemetry(gpu_samples=samples)) == [
-        ("warning", "the GPU's clock changed during gather_1 csa cold")
-    ]
-
-
 def test_company_on_the_gpu_and_the_cpus_is_told() -> None:
     at_ns = list(range(0, 3_000_000_000, 200_000_000))
     busy = HostSamples(at_ns=at_ns, machine_busy_ns=[3 * at for at in at_ns], own_cpu_ns=at_ns)

@@ -27,7 +27,7 @@ from dsv4kv.view.budget import sweep_page
 from dsv4kv.view.compare import comparison_page
 from dsv4kv.view.html import render_page
 from dsv4kv.view.plan import plan_page
-from dsv4kv.view.plots import Bar, Place, bars, scatter
+from dsv4kv.view.plots import Bar, bars
 from dsv4kv.view.runs import run_page, runs_page
 from dsv4kv.view.table import Page, Section
 from dsv4kv.view.trace import mrc_page
@@ -211,11 +211,8 @@ def make_plan() -> Page:
 
 def make_charts() -> Page:
     """Charts whose names and ticks are close to each other."""
-    places = [Place(f"{n} × b200 TP4", 4 * n, 2 - n / 10, (1 - n / 20, 3)) for n in (3, 4, 5)]
     rates = [Bar(f"operation {n}", 10.0**n / 1e9, "0.011 ± 0.010") for n in range(6, 12)]
     charts = [
-        scatter("Deployments", places, x="GPUs", y="ttft_p99, s", limits={"ttft_p99": 2.0}),
-        scatter("Log", [Place("a", 1, 1), Place("b", 64, 50)], x="GPUs", y="s", limits={}),
         bars("Rates", rates, unit="GB/s", dots=True, lines={"memcpy": 21.2, "datasheet": 40.0}),
     ]
     return Page("Charts", ["of close values"], [Section("Charts", charts)])

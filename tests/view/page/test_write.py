@@ -2,14 +2,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from dsv4kv.errors import ConfigError
 from dsv4kv.view.html import write_chart, write_page
 from dsv4kv.view.runs import runs_page
 from dsv4kv.view.table import Page
 from tests.runs.records import make_case, make_record
-from tests.view.page.pages import html_of, make_gpu_record, make_plain, page_of
+from tests.view.page.pages import html_of, make_gpu_record
 
 LIMIT_BYTES = 1_500_000
 WRITE = """
@@ -47,15 +44,6 @@ def test_a_page_of_a_hundred_cases_stays_below_a_megabyte_and_a_half(tmp_path: P
     assert (tmp_path / "page.html").stat().st_size < LIMIT_BYTES
 
 
-def test_an_old_page_is_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "page.html"
-    write_page(runs_page([make_plain()]), target)
-    second = make_plain().model_copy(update={"run_id": "second"})
-    write_page(runs_page([second]), target)
-    assert "second" in target.read_text("utf-8")
-    assert [path.name for path in target.parent.iterdir()] == ["page.html"]
-
-
 def test_a_chart_is_a_drawing_with_its_title(tmp_path: Path) -> None:
     page = runs_page([make_record()])
     write_chart(tmp_path / "chart.svg", page)
@@ -69,9 +57,3 @@ def test_control_characters_of_a_record_are_shown_as_escapes(tmp_path: Path) -> 
     text = (tmp_path / "page.html").read_bytes().decode()
     assert not {*"\x00\x1b\u202e\r"} & {*text}
     assert r"a\x1b[31mb\u202ec\r" in text
-
-
-def test_a_page_without_a_chart_is_no_svg(tmp_path: Path) -> None:
-    write_chart(tmp_path / "page.html", page_of("replays alike"))
-    with pytest.raises(ConfigError, match=r"chart.svg: there is nothing to draw"):
-        write_chart(tmp_path / "chart.svg", page_of("replays alike"))

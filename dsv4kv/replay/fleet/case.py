@@ -1,6 +1,6 @@
 """The record of a fleet: the case of a replay for all replicas together, and a row for each."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -152,7 +152,7 @@ def describe_all(fleet: Fleet, fates: Fates) -> parts.ReplayResult:
         update=sums
         | {
             "pools": add_pools([each.pools for each in found]),
-            "constants": list(_all_constants(fleet.replicas)),
+            "constants": _all_constants(fleet),
             "reuse": run.add([r.reuse for r in computing], same=("shared_tokens",)),
             "work": run.add([each.work for each in found]),
             "arrived_ns": run.arrival_span_ns(fleet.config, fleet.requests),
@@ -178,19 +178,13 @@ def add_pools(replicas: Sequence[Sequence[parts.ReplayPool]]) -> list[parts.Repl
     return found
 
 
-def _all_constants(replicas: Sequence[Replica]) -> Iterator[parts.Constant]:
-    """The first replica's constants, and others' that differ, named by the first of a kind."""
-    known: set[tuple[str, float, str, str]] = set()
-    kinds = {each.settings: each for each in reversed(replicas)}
-    for replica in reversed(kinds.values()):
-        rows = run.list_constants(replica.replay)
-        first = replica is replicas[0]
-        for row in rows:
-            if (key := (row.name, row.value, row.unit, row.source)) not in known:
-                name = row.name if first else f"{replica.name}: {row.name}"
-                yield row.model_copy(update={"name": name})
-            if first:
-                known.add(key)
+def _all_constants(fleet: Fleet) -> list[parts.Constant]:
+    """The first replica's constants, and those in which decode replicas differ."""
+    rows = run.list_constants(fleet.replicas[0].replay)
+    for replica in (pool[0] for pool in fleet.pools[1:]):
+        others = [row for row in run.list_constants(replica.replay) if row not in rows]
+        rows += [row.model_copy(update={"name": f"{replica.name}: {row.name}"}) for row in others]
+    return rows
 
 
 def add_series(series: Sequence[parts.ReplaySeries], points: int) -> parts.ReplaySeries:

@@ -78,12 +78,10 @@ def trial_of(
         ("vllm", "round_robin", None, 2, "vllm-router --host 0.0.0.0 --policy round_robin"),
         ("vllm", "cache_aware", None, 2, "vllm-router --host 0.0.0.0 --policy cache_aware"),
         ("vllm", "consistent_hashing", None, 2, "vllm-router --host 0.0.0.0 --policy consistent_"),
-        ("vllm", "production-stack:prefixaware", None, 3, "vllm-router --service-discovery"),
         ("vllm", "dynamo-agentic", None, 2, f"{DYNAMO} --agentic"),
         ("vllm", "dynamo-decode", None, 2, None),
         ("vllm", "least_loaded", None, 2, None),
         ("vllm", "llm-d:precise", None, 2, None),
-        ("vllm", "production-stack:kvaware", None, 2, None),
         ("sglang", "consistent_hashing", None, 2, None),
         ("sglang", "dynamo", None, 2, DYNAMO),
         ("vllm", "dynamo", Split(1, 2), 2, DYNAMO),
@@ -209,12 +207,3 @@ def test_a_host_has_the_gpus_that_are_given_or_known_or_is_said_to_be_assumed(
 ) -> None:
     trial = trial_of("sglang", "round_robin", None, units, Layout(tp=tp), gpu=gpu)
     assert next(launches(trial, given))[0] == f"{units} replicas, {where}"
-
-
-def test_the_production_stack_gets_a_model_for_each_url() -> None:
-    trial = trial_of("vllm", "production-stack:prefixaware", None, 3, Layout(tp=2))
-    *_, (_, command) = launches(trial)
-    words = bash(f"printf '%s\\n' {command}")
-    urls, models = (words[words.index(f"--static-{each}") + 1] for each in ("backends", "models"))
-    assert urls == ",".join(f"http://host1:81{place}0" for place in range(3))
-    assert models == ",".join(["deepseek-ai/DeepSeek-V4-Flash"] * 3)

@@ -115,47 +115,22 @@ class PlainIndex:
             rules.use(piece)
         self.leases[owner] = found
 
-    def insert(
-        self, owner: Hashable, chain: Sequence[Any], blocks: Sequence[int], short: int = 0
-    ) -> list[int]:
-        """Store a chain with a block for each key; returns those that are taken over.
-
-        Args:
-            owner: Who pinned it before; without, it is one more use and nobody holds it.
-            chain: The keys.
-            blocks: Their blocks.
-            short: How many there is no room for, unless others go; the chain itself does not.
-        """
+    def insert(self, owner: Hashable, chain: Sequence[Any], blocks: Sequence[int]) -> list[int]:
+        """Store a chain that its owner pinned, a block for each key; returns those taken over."""
         rules, found = self.rules, self.match(chain)
         rules.clock += 1
         path = rules.walk(list(chain))
         for piece in path:
-            (rules.again if owner in self.leases else rules.use)(piece)
-        if short > 0:
-            chain = chain[: len(chain) - short + self.make_room(short, found)]
-        above = path[-1] if path else rules.root
-        taken = self.store(above, chain[len(found) :], blocks[len(found) :])
-        if owner in self.leases:
-            self.leases[owner] = list(chain)
-        return taken
-
-    def store(self, above: Piece, new: Sequence[Any], blocks: Sequence[int]) -> list[int]:
-        """Hang new keys and their blocks below a piece."""
+            rules.again(piece)
+        self.leases[owner] = list(chain)
+        above, new = path[-1] if path else rules.root, chain[len(found) :]
         if not new:
             return []
-        self.block_of |= dict(zip(new, blocks, strict=False))
+        self.block_of |= dict(zip(new, blocks[len(found) :], strict=False))
         piece = Piece(list(new), above)
-        self.rules.store(piece)
+        rules.store(piece)
         above.below.append(piece)
         return self.own(piece)
-
-    def make_room(self, short: int, kept: list[Any]) -> int:
-        """Evict what may go, ``short`` at most; returns how many went."""
-        self.leases[self] = kept
-        count = min(short, len(self.held()) - self.pinned())
-        assert len(list(self.evict(count))) == count
-        del self.leases[self]
-        return count
 
     def release(self, owner: Hashable) -> None:
         del self.leases[owner]

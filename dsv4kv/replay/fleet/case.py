@@ -49,24 +49,15 @@ def _distinct(blocks: Iterable[list[int]]) -> Ints:
 
 def repeated_bytes(fleet: Fleet) -> int:
     """What replicas have that one before has; other sizes count in common multiples."""
-    replicas = fleet.replicas
-    names = {
-        (each.config.prefix.rule, each.config.prefix.speculation, each.parts.shared_tokens)
-        for each in replicas
-    }
-    size = lcm(*(each.parts.shared_tokens for each in replicas))
-    if len(names) == 1:
-        held = [held_blocks(replica) for replica in replicas]
-    elif any(len(request.prefix_hashes) for request in fleet.requests):
-        path = number_prompts(collect_paths(fleet.requests), size).path
-        held = [
-            _distinct(path(each.number)[: it.found_tokens(each) // size] for each in it.served)
-            for it in replicas
-        ]
-    else:
+    if not any(len(request.prefix_hashes) for request in fleet.requests):
         return 0
+    size = lcm(*(each.parts.shared_tokens for each in fleet.replicas))
+    path = number_prompts(collect_paths(fleet.requests), size).path
     seen, total = np.zeros(0, np.int64), 0
-    for replica, blocks in zip(replicas, held, strict=True):
+    for replica in fleet.replicas:
+        blocks = _distinct(
+            path(each.number)[: replica.found_tokens(each) // size] for each in replica.served
+        )
         each_bytes = size // replica.parts.shared_tokens * shared_bytes(replica)
         total += int(np.isin(blocks, seen).sum()) * each_bytes
         seen = np.union1d(seen, blocks)

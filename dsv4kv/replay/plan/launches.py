@@ -46,11 +46,6 @@ _WORKERS = {
 }
 """What dynamo starts in place of an engine's program, and adds for its events and for a role."""
 _FRONTENDS = {"dynamo": "", "dynamo-agentic": " --agentic"}
-_NO_COMMAND = {
-    "dynamo-decode": "chooses decode replicas alone (fleet.decode_router)",
-    "llm-d:precise": "is set in Kubernetes, in llm-d's endpoint picker",
-}
-"""Why no command line starts a router."""
 _DECODES = {"sglang": {"dynamo-decode": "power_of_two", "round_robin": "round_robin"}}
 """Policy of the engine's router that is nearest to a decode router."""
 _NIXL = "VLLM_NIXL_SIDE_CHANNEL_PORT=56${i}0 {}"
@@ -161,8 +156,6 @@ def launches(trial: Trial, gpus: int | None = None) -> Iterator[tuple[str, str]]
     if by_dynamo:
         label = "router (ai-dynamo 1.6.1; finds the replicas by etcd)"
         yield label, f"python -m dynamo.frontend --router-mode kv{_FRONTENDS.get(router, '')}"
-    elif router in _NO_COMMAND:
-        yield f"router: {router} {_NO_COMMAND[router]}, so no command is here", ""
     else:
         yield _router(engine, router, fleet.decode_router, spreads)
 
@@ -189,7 +182,5 @@ def _router(
         ]
         planned = "" if decode == decode_router else f"; planned with {decode_router}"
         return f"router ({project}; your hosts as URLs{planned})", " ".join(words)
-    if "prefill" in spreads:
-        then = f"{router} for prefill and {decode_router} for decode"
-        return f"router: {project} has no {then}, so no command is here", ""
-    return f"router: {project} has no policy of {router}, so no command is here", ""
+    then = f" for prefill and {decode_router} for decode" if "prefill" in spreads else ""
+    return f"router: no command is known of {router}{then}", ""

@@ -171,7 +171,6 @@ THINNED = {
     "record/test_published.py::"
     "test_a_replay_at_the_servers_pace_evicts_as_many_blocks_as_were_announced": 3,
     "replay/test_rules.py::test_with_drafts_the_shipped_trace_hits_the_same": 8,
-    "replay/test_server.py::test_as_many_requests_run_as_sglangs_cookbook_shows": 1,
     "replay/test_tiers.py::test_an_ample_tier_saves_what_an_ample_gpu_would": 4,
     "bench/serve/test_decode_graphs.py::test_a_graph_that_does_not_follow_the_step_is_found": 1,
     "bench/serve/test_decode_graphs.py::test_graphs_leave_the_bytes_that_single_launches_leave": 1,

@@ -96,7 +96,7 @@ class ReuseTally:
         ids = served.ids
         runs = _list_runs(ids) if isinstance(ids, (tuple, list)) else self._runs_of(ids)
         seen_tokens = self._seen.add(runs[0], runs[1], served.id_tokens, served.input_tokens)
-        saved = served.position
+        saved = served.saved = served.position
         seen = seen_tokens // size
         usable = min(seen, max(0, served.input_tokens - self.uncovered_tokens) // size)
         key_tokens, dropped_tokens = self.draft_needs

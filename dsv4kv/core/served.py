@@ -31,7 +31,7 @@ class Served:
         "committed", "deferred", "due", "ended_s", "evictions", "find_keys", "finished_s",
         "first_token_s", "found", "generated", "id_tokens", "ids", "input_tokens", "lease", "left",
         "marks", "number", "offered", "output_tokens", "pauses", "place", "position",
-        "prompt_tokens", "rank", "reached", "ready_s", "sent_tokens", "session", "stored",
+        "prompt_tokens", "rank", "reached", "ready_s", "saved", "sent_tokens", "session", "stored",
         "verified", "windows",
     )  # fmt: skip
 
@@ -58,6 +58,7 @@ class Served:
         self.blocks = 0  # blocks it holds, shared ones included
         self.found = 0  # shared blocks that were cached when it was admitted
         self.committed = 0  # shared blocks of it that the index holds
+        self.saved = 0  # tokens of its prompt that its first admission found, for goldens
         self.stored = 0  # shared blocks of it that are known to have been cached once
         self.reached = 0  # most tokens it ever had in the cache
         self.offered = 0  # objects of it that were offered to the tiers below the GPU

@@ -114,10 +114,8 @@ class FleetSection(Section):
     event_delay_ms: Milliseconds = 0.0
     """Time until a router knows what a replica has cached or evicted, and its queue, in ms."""
     sessions: Literal["trace", "think"] = "trace"
-    """When a request comes: as the trace says, or a think time after the answer before it."""
-    think_s: Seconds | None = None
-    """Think time, in s; null takes the trace's: its time since the answer before, or since the
-    request before where answers have no times."""
+    """When a request comes: as the trace says, or a think time after the answer before it: the
+    trace's time since that answer, or since the request before where answers have no times."""
     shared_tiers: tuple[Literal["host", "disk", "remote"], ...] = ()
     """Which of the tiers all replicas have in common."""
     transfer: TransferSection = TransferSection()
@@ -169,8 +167,6 @@ def unused_setting(fleets: Sequence[FleetSection], tiers: Container[str]) -> str
             f"fleet.{alone[0]} is given and there is no fleet: give fleet.replicas (1 is a fleet, "
             "too), or leave it out."
         )
-    if "think_s" in alone and all(fleet.sessions != "think" for fleet in fleets):
-        return "fleet.think_s is given and fleet.sessions is trace: give fleet.sessions=think."
     split = next((name for name in ("decode_router", "transfer") if name in alone), "")
     if split and not any(fleet.is_split for fleet in fleets):
         return (

@@ -212,15 +212,13 @@ def find_reuse(table: PathTable, grain_tokens: int, *, whole_blocks: bool = Fals
     return Reuse(grain_tokens, blocks, tokens, *columns)
 
 
-def number_prompts(
-    table: PathTable, block_tokens: int, key_tokens: int = 0, *, whole_blocks: bool = True
-) -> NumberedPaths:
+def number_prompts(table: PathTable, block_tokens: int, key_tokens: int = 0) -> NumberedPaths:
     """Prompts of a trace as numbers of blocks of a divisor of its tokens per id, or a multiple.
 
-    ``key_tokens``: tokens after a block that distinguish it, as ``BlockPaths`` says;
-    ``whole_blocks``: leave a prompt's partial last block out of the cache. Raises ``ConfigError``.
+    A prompt's partial last block is left out; ``key_tokens`` after a block distinguish it, too, as
+    ``BlockPaths`` says. Raises ``ConfigError``.
     """
-    return NumberedPaths(_cut(table, block_tokens, key_tokens, whole_blocks))
+    return NumberedPaths(_cut(table, block_tokens, key_tokens, whole_blocks=True))
 
 
 def _cut(table: PathTable, block_tokens: int, key_tokens: int, whole_blocks: bool) -> BlockPaths:

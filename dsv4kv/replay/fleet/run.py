@@ -260,7 +260,7 @@ def find_turns(
     none, so the time since the request before is an upper bound.
     """
     first_s, speed = (requests[0].arrival_s if requests else 0.0), config.workload.speed
-    thinks, think_s = config.fleet.sessions == "think", config.fleet.think_s
+    thinks = config.fleet.sessions == "think"
     past = dict[int, list[int]]()
     for number, request in enumerate(requests):
         before = past.setdefault(sessions[number], []) if thinks else []
@@ -268,8 +268,7 @@ def find_turns(
         seen = [each for each in before if ends_s[each] <= request.arrival_s]
         if seen:
             last = max(seen, key=lambda each: (ends_s[each], each))
-            gap_s = (request.arrival_s - ends_s[last]) / speed
-            yield last, True, gap_s if think_s is None else think_s
+            yield last, True, (request.arrival_s - ends_s[last]) / speed
         elif before:
             last = before[-1]
             yield last, False, (request.arrival_s - requests[last].arrival_s) / speed

@@ -101,11 +101,10 @@ def test_series_of_replicas_add_up_to_what_all_held() -> None:
     [
         ({"router": "dynamo"}, "fleet.router is given and there is no fleet"),
         ({"slo": {"ttft_ms": 5}}, "fleet.slo is given and there is no fleet"),
-        ({"replicas": 2, "think_s": 0.0}, "fleet.sessions is trace"),
         ({"replicas": 2, "decode_router": "dynamo"}, "decode_router is given and no replica"),
         ({"replicas": 2, "shared_tiers": ["remote"]}, "shared_tiers has remote, and there is no"),
         ({"replicas": 2, "shared_tiers": ["host"]}, ""),
-        ({"replicas": 2, "router": "dynamo", "sessions": "think", "think_s": 0.0}, ""),
+        ({"replicas": 2, "router": "dynamo", "sessions": "think"}, ""),
         ({}, ""),
     ],
 )

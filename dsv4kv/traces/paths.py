@@ -215,7 +215,7 @@ def find_reuse(table: PathTable, grain_tokens: int, *, whole_blocks: bool = Fals
 def number_prompts(table: PathTable, block_tokens: int, key_tokens: int = 0) -> NumberedPaths:
     """Prompts of a trace as numbers of blocks of a divisor of its tokens per id, or a multiple.
 
-    A prompt's partial last block is left out; ``key_tokens`` after a block distinguish it, too, as
+    A prompt's partial last block has none; ``key_tokens`` after a block distinguish it, too, as
     ``BlockPaths`` says. Raises ``ConfigError``.
     """
     return NumberedPaths(_cut(table, block_tokens, key_tokens, whole_blocks=True))

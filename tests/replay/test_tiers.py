@@ -102,7 +102,7 @@ RULES: tuple[dict[str, Any], ...] = (
 )
 DENSE, LMCACHE = {"prefix__rule": "vllm-v4:dense"}, {"tiers__layout": "lmcache"}
 TWICE, GB = {"tiers__host__ratio": 2}, {"tiers__host__capacity_bytes": 10**9}
-VAST = {"tiers__host__capacity_bytes": 10**13}
+VAST: dict[str, Any] = {"tiers__host__capacity_bytes": 10**13}
 ENGINE_BLOCKS = {"vllm": 10, "sglang": 10, "vllm-v4": 200, "sglang-v4": 130}
 
 

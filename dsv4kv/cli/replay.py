@@ -81,6 +81,7 @@ def replay(
     config: opt.Text = opt.rare(_CONFIG, "FILE"),
     against: bool = opt.flag("--against", _AGAINST, **_SERVER),
     command: opt.Text = opt.rare(_COMMAND, "COMMAND|FILE", **_SERVER),
+    log: Path | None = opt.rare("The log of the server's start, for the same.", "FILE", **_SERVER),
     set_: opt.Texts = opt.SET,
     axis: opt.Texts = opt.AXIS,
     jobs: int = opt.rare("Parallel points of a sweep.", "N", "--jobs", "-j", min=1, default=1),
@@ -110,7 +111,7 @@ def replay(
         return
     silent = quiet or json_ == "-"
     if against:
-        asked = (trace, set_ or [], command, given, chart, json_)
+        asked = (trace, set_ or [], command, log, given, chart, json_)
         _compare(*asked, silent=silent, verbose=verbose)
         return
     if trace is not None and is_recording(Path(trace)):
@@ -118,8 +119,8 @@ def replay(
             f"{trace} is a recording: add --against to compare it with its server, or make a "
             "trace of it with dsv4kv trace convert."
         )
-    if command:
-        raise typer.BadParameter("--command is of a recorded server: add --against.")
+    if command or log:
+        raise typer.BadParameter("--command and --log are of a recorded server: add --against.")
     sets = [*(set_ or []), *opt.as_settings({"trace": "workload.trace"}, {"trace": trace})]
     sets += opt.as_settings(SHORTHANDS, given)
     request = Request("replay", config, sets, axis or [], out, resume).restated()
@@ -160,6 +161,7 @@ def _compare(
     source: str | None,
     overrides: list[str],
     command: str | None,
+    log: Path | None,
     given: dict[str, Any],
     chart: Path | None,
     json_: str | None,
@@ -168,6 +170,7 @@ def _compare(
     verbose: bool,
 ) -> None:
     from dsv4kv.budget.launch import read_command
+    from dsv4kv.engines.logs import read_log
     from dsv4kv.record.convert import read_recording
     from dsv4kv.record.folder import is_recording
     from dsv4kv.record.server import read_server
@@ -184,8 +187,9 @@ def _compare(
     observed, recorded = read_server(Path(source)), read_recording(Path(source))
     against.check_comparable(recorded, observed)
     reading = read_command(command, whole=True) if command else None
+    started = read_log(log) if log else None
     rule, model, memory = (given.get(name) for name in ("rule", "model", "memory"))
-    known = list(server.settings_of(observed, reading, rule, model))
+    known = list(server.settings_of(observed, reading, started, rule, model))
     sets = [*overrides, *opt.as_settings(SHORTHANDS, {"memory": memory})]
     pool, chosen = server.open_pool(recorded.requests, known, sets)
     most = against.MOST_PLAYS * len(recorded.requests)

@@ -147,6 +147,9 @@ class NumberedPaths:
             self._first.append(self.count)
             self.count += paths.blocks[request] - shared
 
+    def __len__(self) -> int:
+        return len(self._blocks)
+
     def path(self, request: int) -> list[int]:
         """The numbers of a request's blocks; not to be changed."""
         if request == self._asked:

@@ -14,6 +14,7 @@ from dsv4kv.config.bench import Section
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig, TierSection
 from dsv4kv.engines.flags import Texts
+from dsv4kv.engines.logs import StartupLog, named_model
 from dsv4kv.engines.names import (
     FAMILIES,
     RULES,
@@ -173,7 +174,8 @@ def _pools(scenario: Scenario) -> tuple[int, int | None]:
 _DEFAULT_MODEL = "v4-flash"
 _DIGITS = 15  # of a size; a recording may have any text
 _BLOCK_TOKENS = "cache.block_tokens"
-_COMMAND, _METRICS = "the launch command", "the server's metrics"
+_COMMAND, _LOG = "the launch command", "the log of its start"
+_METRICS = "the server's metrics"
 
 
 class Known(NamedTuple):
@@ -187,6 +189,7 @@ class Known(NamedTuple):
 def settings_of(
     server: Server,  # what was recorded of it
     command: Reading | None,  # its launch command, if it is given
+    log: StartupLog | None,  # the log of its start, if it is given
     rule: str | None,  # the rule, if it is given
     model: str | None,  # the model, if it is given
 ) -> Iterator[Known]:
@@ -196,20 +199,26 @@ def settings_of(
         "model.preset",
         (model, "as given"),
         (texts.get("model"), _COMMAND),
+        (named_model(log) if log else None, _LOG),
         (_DEFAULT_MODEL, "nothing names it"),
     )
     yield preset
-    chosen = _rule(server, command, rule, load_model(preset.value))
+    chosen = _rule(server, command, log, rule, load_model(preset.value))
     yield chosen
     if not find_rule(chosen.value).groups:  # what metrics call a block may be a part of one
         size = str(_whole(metrics, "block_size") or _whole(metrics, "page_size") or "")
         yield from _first(_BLOCK_TOKENS, (size, _METRICS), (texts.get("block-tokens"), _COMMAND))
+    tokens = log.readings[0].whole("full_token") if log else None  # SGLang's; vLLM logs none
+    size_by_log = (log.whole("block") if log else None) or PAGE_TOKENS
     yield from _first(
         "cache.num_blocks",
         (_blocks_by_metrics(server), _METRICS),
+        (str(tokens // size_by_log) if tokens else None, _LOG),
         (texts.get("kv-blocks"), _COMMAND),
     )
-    yield from _first("scheduler.step_tokens", (texts.get("step-tokens"), _COMMAND))
+    steps = str(log.whole("batched") or "") if log else None
+    known = (texts.get("step-tokens"), _COMMAND), (steps, _LOG)
+    yield from _first("scheduler.step_tokens", *known)
     if texts.get("draft-tokens", "0") != "0":
         yield Known("prefix.speculation", "mtp", _COMMAND)
 
@@ -218,10 +227,16 @@ def _first(key: str, *known: tuple[str | None, str]) -> list[Known]:
     return [Known(key, value, source) for value, source in known if value][:1]
 
 
-def _rule(server: Server, command: Reading | None, asked: str | None, model: DSV4Config) -> Known:
+def _rule(
+    server: Server,
+    command: Reading | None,
+    log: StartupLog | None,
+    asked: str | None,
+    model: DSV4Config,
+) -> Known:
     if asked:
         return Known("prefix.rule", asked, "as given")
-    name = command.launch.family if command else server.family
+    name = command.launch.family if command else log.family if log else server.family
     family = FAMILIES.get(name or "")
     if family is None or not family.rules:
         known = listed(rule for rule, row in RULES.items() if model.kind in row.default_for)

@@ -284,7 +284,7 @@ def test_what_cannot_be_compared_is_refused_with_what_to_give(tmp_path: Path) ->
 def test_a_size_that_no_server_has_is_not_known(size: str) -> None:
     settings = {"num_tokens": "640", "page_size": size, "block_size": size, "num_gpu_blocks": size}
     server = Server("vllm", settings, [], [], 0, None, [], None, [])
-    known = {each.key: each.value for each in settings_of(server, None, None, None)}
+    known = {each.key: each.value for each in settings_of(server, None, None, None, None)}
     assert known.get("cache.block_tokens") is None
     assert known["cache.num_blocks"] == str(640 // PAGE_TOKENS)
 

@@ -25,6 +25,7 @@ REGISTRIES = {
 ROWS = [(name, row) for name, registry in REGISTRIES.items() for row in registry]
 
 COMMANDS = {
+    "mrc help": "trace mrc --help-all",
     "replay help": "replay --help-all",
     "info help": "trace info --help",
     "schema": "config schema --json",
@@ -86,6 +87,7 @@ def test_a_name_that_is_not_there_gets_a_sentence_with_the_nearest_and_all() -> 
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
+        ("mrc help", 0, "random"),
         ("replay help", 0, "random"),
         ("schema", 0, "random (any)"),
         ("set", 0, "    policy: random\n"),

@@ -13,6 +13,7 @@ from dsv4kv import files
 from dsv4kv.choices import STRATEGIES, TRACE_FORMATS, TRACE_LINES, explained, listed
 from dsv4kv.cli import command, group
 from dsv4kv.cli import options as opt
+from dsv4kv.core.policies import OFFLINE_POLICIES, POLICIES
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.errors import TraceError
@@ -322,6 +323,7 @@ _SPECULATION = (
     f"How the engines draft, for every rule: {listed(SPECULATIONS)} (MTP where a KV connector is "
     "set), commas between. It changes what hits."
 )
+_POLICY = f"Eviction policies, at every capacity: {listed(POLICIES | OFFLINE_POLICIES)}."
 _CURVES = "Draw the curves: .svg or .html."
 _CHUNK = "Tokens of a prompt computed in one step (max_num_batched_tokens)."
 
@@ -341,6 +343,7 @@ def mrc(
     strategy: str = opt.option(_STRATEGY, "NAMES", default=_STRATEGIES),
     rule: opt.Text = opt.option(_RULE, "NAMES", values=RULES),
     speculation: str = opt.rare(_SPECULATION, "NAMES", default="none"),
+    policy: opt.Text = opt.rare(_POLICY, "NAMES"),
     jobs: int = opt.rare("Processes for the rules.", "N", "--jobs", "-j", min=1, default=1),
     chunk_tokens: str = opt.rare(_CHUNK, "TOKENS", default="8192"),
     gpu: str = opt.rare(opt.GPU, "NAME", default="h200"),
@@ -378,6 +381,7 @@ def mrc(
         strategies=() if strategy == "none" else tuple(opt.split(strategy)),
         rules=tuple(every if rule == "all" else opt.split(rule)),
         speculations=drafts,
+        policies=tuple(opt.split(policy)),
         chunk_tokens=parse_count(chunk_tokens),
         arch=gpus.load_gpu(gpu).arch,
     )

@@ -5,11 +5,14 @@ The cache keeps eviction prefix-closed: only a run that nothing follows and no r
 chosen until it is offered again.  Sizes are in keys.
 """
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 
 from dsv4kv.choices import Choice, choose
+from dsv4kv.errors import ConfigError
 
+NEVER = 2**62
 _serial = count(1)
 
 
@@ -73,8 +76,8 @@ class Policy:
         self.now = 0  # grows with every request
         self.order = Order()  # the offered runs
 
-    def serve(self) -> None:
-        """Everything up to the next ``serve`` is done for one request."""
+    def serve(self, request: int) -> None:
+        """Everything up to the next ``serve`` is done for this request."""
         self.now += 1
 
     def admit(self, run: Run) -> None:
@@ -93,6 +96,13 @@ class Policy:
 
     def choose(self) -> Run:
         return self.order.first()
+
+    def limit(self, run: Run) -> int:
+        """How many keys of the chosen run may go before it must be chosen again."""
+        return run.length
+
+    def dropped(self, run: Run) -> None:
+        """The chosen run lost its last keys, or all."""
 
 
 class FIFO(Policy):
@@ -124,6 +134,49 @@ class LFU(Policy):
         self.order.push(run, (run.uses, run.moment))
 
 
+class Belady(Policy):
+    """With the whole trace known, what is needed last goes first: the offline bound.
+
+    ``schedule`` has the chained keys of every request, which must be pinned in its order, each
+    until its blocks are stored.  A run's last block is never needed before its first: so a run
+    loses its end as far as that is needed at one time, and is judged again.
+    """
+
+    def __init__(self, schedule: Sequence[list[int]]) -> None:
+        super().__init__()
+        self._keys = schedule
+        self._uses: list[list[int]] = []  # when each of their keys is used next
+        next_use: dict[int, int] = {}
+        for request in range(len(schedule) - 1, -1, -1):
+            keys = schedule[request]
+            self._uses.append([next_use.get(key, NEVER) for key in keys])
+            for key in keys:
+                next_use[key] = request
+        self._uses.reverse()
+        self._needed: dict[int, int] = {}
+
+    def serve(self, request: int) -> None:
+        super().serve(request)
+        if request < len(self._keys):
+            self._needed.update(zip(self._keys[request], self._uses[request], strict=True))
+
+    def offer(self, run: Run) -> None:
+        needed = self._needed.get(run.keys[run.length - 1], NEVER)
+        self.order.push(run, (-float(needed), 0.0))
+
+    def limit(self, run: Run) -> int:
+        """Blocks at its end that are next needed when the last one is."""
+        first = run.length - 1
+        needed = self._needed.get(run.keys[first], NEVER)
+        while first and self._needed.get(run.keys[first - 1], NEVER) == needed:
+            first -= 1
+        return run.length - first
+
+    def dropped(self, run: Run) -> None:
+        if run.parent is not None:
+            self.offer(run)
+
+
 POLICIES = {
     "lru": Choice("the least recently used", "core.policies:LRU"),
     "fifo": Choice("the one stored first", "core.policies:FIFO"),
@@ -131,8 +184,17 @@ POLICIES = {
 }
 """What is evicted first; children always before their parents."""
 
+OFFLINE = "belady"
 
-def make_policy(name: str) -> Policy:
-    """A policy of ``POLICIES``; raises ``ConfigError``."""
-    policy: Policy = choose(POLICIES, name, "an eviction policy").load()()
+OFFLINE_POLICIES = {
+    OFFLINE: Choice("the one needed last, a bound that knows the trace", "core.policies:Belady")
+}
+
+
+def make_policy(name: str, schedule: Sequence[list[int]] | None = None) -> Policy:
+    """A policy of ``POLICIES``, or ``OFFLINE`` with its ``schedule``; raises ``ConfigError``."""
+    kind = choose(POLICIES | OFFLINE_POLICIES, name, "an eviction policy").load()
+    if name == OFFLINE and schedule is None:
+        raise ConfigError("the policy belady needs to know the whole trace beforehand.")
+    policy: Policy = kind(schedule) if name == OFFLINE else kind()
     return policy

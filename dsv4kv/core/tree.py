@@ -6,6 +6,8 @@ tree takes over or frees are returned, and its owner counts references. Whatever
 run splits it first: all its blocks share one history, and a policy judges them as one.
 """
 
+from collections.abc import Iterable
+
 from dsv4kv.core.policies import Policy, Run
 from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
 
@@ -13,9 +15,10 @@ from dsv4kv.errors import ConfigError, NotOwner, OutOfBlocks
 class Lease:
     """A match that stays cached until it is released."""
 
-    def __init__(self, length: int, values: list[int], run: Run) -> None:
+    def __init__(self, length: int, values: list[int], request: int, run: Run) -> None:
         self.length = length  # keys held; grows as the lease is extended
         self.values = values  # what the tree held for the prefix when it was pinned
+        self.request = request  # number of the ``pin`` it came from, from 0
         self.run: Run | None = run  # the deepest run it holds; None once it is released
         self.moment = 0  # when it was extended last, as its policy counts time
 
@@ -35,6 +38,7 @@ class PrefixTree:
         self.pinned = 0  # values that leases hold; keys, where there are no values
         self.cached = 0  # keys held now
         self._policy, self._size, self._chained = policy, block_keys, chained
+        self._requests = 0
 
     @property
     def evictable(self) -> int:
@@ -50,7 +54,7 @@ class PrefixTree:
         """Use the longest cached prefix: it is kept until the lease is released."""
         run, inside = self._walk(self.root, keys)
         run = self._part(run, inside)
-        length = run.end
+        length, request = run.end, self._requests
         path = self._use(run)
         self._hold(path)
         values = list[int]()
@@ -59,7 +63,7 @@ class PrefixTree:
                 del values[each.start // self._size :]
                 values += each.values
             del values[-(-length // self._size) :]
-        return Lease(length, values, run)
+        return Lease(length, values, request, run)
 
     def insert(self, keys: list[int], values: list[int]) -> list[int]:
         """Store a chain with its last values, one more use; returns the values taken over."""
@@ -79,7 +83,7 @@ class PrefixTree:
         if above is None:
             raise NotOwner("the lease has been released: pin the chain again.")
         run, skip = self._enter(above, keys, values)
-        self._policy.serve()
+        self._policy.serve(lease.request)
         lease.moment = self._policy.now
         run, taken = self.store(run, keys[skip:], values)
         self._hold(path_to(run, above))
@@ -112,6 +116,20 @@ class PrefixTree:
         while self.held > last:
             gone += self._evict_from(self._policy.choose(), self.held - last)
         return gone
+
+    def serve(self, paths: Iterable[list[int]], capacity: int) -> list[int]:
+        """Serve chains one by one in a cache of ``capacity`` keys; return the hits of each."""
+        found = list[int]()
+        for path in paths:
+            lease = self.pin(path)
+            known = lease.length
+            missing = self.held + len(path) - known - capacity
+            if missing > 0:
+                self.evict(missing)
+            self.extend(lease, path[known:], [])
+            self.release(lease)
+            found.append(known)
+        return found
 
     def store(self, above: Run, keys: list[int], values: list[int]) -> tuple[Run, list[int]]:
         """Append what is new of a chain to the run that it leads to; ``values`` end with it."""
@@ -204,7 +222,7 @@ class PrefixTree:
             at = run.start
         else:
             at = (-(-run.end // size) - count) * size
-        at = max(at, run.start)
+        at = max(at, run.start, run.end - self._policy.limit(run))
         inside, dropped = at - run.start, run.end - at
         gone = self._owned(run, at)
         if inside:
@@ -221,6 +239,7 @@ class PrefixTree:
             self.held -= owned
             self._offer(above)
         self.cached -= dropped
+        self._policy.dropped(run)
         return gone
 
     def _owned(self, run: Run, at: int) -> list[int]:
@@ -243,7 +262,8 @@ class PrefixTree:
         return 0
 
     def _use(self, run: Run) -> list[Run]:
-        self._policy.serve()
+        self._policy.serve(self._requests)
+        self._requests += 1
         path = path_to(run)
         for each in path:
             self._policy.touch(each)

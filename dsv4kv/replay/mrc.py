@@ -6,10 +6,10 @@ to the block it ends at, and goes when the block does; one that is computed agai
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice, product
 from math import lcm
 from operator import methodcaller
@@ -17,14 +17,17 @@ from operator import methodcaller
 import numpy as np
 
 from dsv4kv.choices import STRATEGIES, unknown
+from dsv4kv.core.paths import NumberedPaths
+from dsv4kv.core.policies import OFFLINE, make_policy
 from dsv4kv.core.prompts import Strategy
+from dsv4kv.core.tree import PrefixTree
 from dsv4kv.engines.names import find_rule
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import DSV4Config, build_schedule
 from dsv4kv.model.plan import at_whole_block, build_schema, bytes_per_token
 from dsv4kv.processes import map_parallel
 from dsv4kv.replay.rules import DEFAULT_CHUNK_TOKENS, Outcome, Pool, find_drafts, run_rule
-from dsv4kv.traces.paths import Ints, PathTable, Reuse, find_reuse
+from dsv4kv.traces.paths import Ints, PathTable, Reuse, find_reuse, number_prompts
 
 
 def parse_strategy(text: str, *, window_tokens: int, layers: int) -> Strategy:
@@ -166,6 +169,34 @@ def _between(marks: list[int], begin: int, stop: int) -> list[int]:
     return marks[bisect_right(marks, begin) : bisect_right(marks, stop)]
 
 
+def apply_policy(
+    name: str, table: PathTable, reuse: Reuse, numbered: NumberedPaths, capacity_blocks: int
+) -> Outcome:
+    """Serve a trace from a cache that a policy empties; ``numbered`` are its prompts."""
+    longest = int(reuse.blocks.max())
+    if capacity_blocks < longest:
+        raise ConfigError(
+            f"a cache of {capacity_blocks:,} blocks is smaller than the longest prompt, "
+            f"{longest:,} blocks of {reuse.grain_tokens} tokens."
+        )
+    paths: Iterable[list[int]] = map(numbered.path, range(len(numbered)))
+    if name == OFFLINE:
+        paths = list(paths)
+    policy = make_policy(name, paths if isinstance(paths, list) else None)
+    hits = PrefixTree(policy).serve(paths, capacity_blocks)
+    found = np.array(hits, np.int64)
+    tokens = np.minimum(found * reuse.grain_tokens, reuse.tokens)
+    lost = int((reuse.found_tokens(None) - tokens).sum())
+    return Outcome(
+        name,
+        tokens,
+        table.total_input_tokens,
+        {"evicted_block": lost},
+        found_tokens=int(tokens.sum()),
+        found_blocks=int(found.sum()),
+    )
+
+
 def hit_curve(reuse: Reuse) -> tuple[Ints, Ints]:
     """Capacities in blocks, rising from 0, and int64: blocks that each finds.
 
@@ -209,6 +240,7 @@ class Question:
     strategies: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     speculations: tuple[str, ...] = ("none",)
+    policies: tuple[str, ...] = ()
     # tokens of a prompt computed in one step, for rules that depend on it
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     # GPU for which V4.1's blocks are sized; None takes it as a datacenter Blackwell
@@ -227,6 +259,7 @@ class Point:
     token_hits: float  # share of prompt tokens found
     strategies: tuple[Outcome, ...] = ()
     rules: tuple[Outcome, ...] = ()
+    policies: tuple[Outcome, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -308,6 +341,10 @@ class _Part:
     table: PathTable
     reuse: Reuse
 
+    @cached_property
+    def numbered(self) -> NumberedPaths:
+        return number_prompts(self.table, self.reuse.grain_tokens, whole_blocks=False)
+
 
 def _part(table: PathTable, reuse: Reuse, count: int) -> _Part:
     if count == len(table):
@@ -330,6 +367,8 @@ def _measure(
     blocks = None if tokens is None else tokens // reuse.grain_tokens
     outcomes = [apply_strategy(each, part.table, reuse, blocks) for each in strategies]
     among = methodcaller("among", table.input_tokens, part.requests)
+    names = () if blocks is None else question.policies
+    policies = [apply_policy(n, part.table, reuse, part.numbered, blocks or 0) for n in names]
     return Point(
         capacity_tokens=tokens,
         capacity_blocks=blocks,
@@ -339,6 +378,7 @@ def _measure(
         token_hits=int(reuse.found_tokens(blocks).sum()) / table.total_input_tokens,
         strategies=tuple(map(among, outcomes)),
         rules=rules,
+        policies=tuple(map(among, policies)),
     )
 
 

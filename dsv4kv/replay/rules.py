@@ -220,6 +220,7 @@ class Outcome:
     checkpoints: int | None = None
     checkpoint_tokens: int = 0  # window tokens written with them
     checkpoint_reads: int = 0
+    found_blocks: int | None = None  # blocks found there; None where blocks are not the curve's
     # requests that can never run in a cache of this size; they hit and leave nothing
     rejected: int = 0
     speculation: str = "none"

@@ -216,7 +216,7 @@ class Tier:
     def serve(self) -> None:
         """What follows is done for one request."""
         for room in self._rooms:
-            room.policy.serve()
+            room.policy.serve(0)
 
     def use(self, key: Hashable) -> None:
         item = self._items[key]
@@ -285,6 +285,7 @@ class Tier:
     def _evict(self, room: _Room) -> list[Hashable]:
         run = room.policy.choose()
         key = room.key_of[run]
+        room.policy.dropped(run)
         gone = [key]
         if isinstance(key, int) and tail_of(key) in self._items:
             gone.append(tail_of(key))

@@ -42,7 +42,7 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
             "rejected_requests": point.rejected,
         }
         yield curve
-        kinds = {"strategy": point.strategies, "rule": point.rules}
+        kinds = {"strategy": point.strategies, "rule": point.rules, "policy": point.policies}
         for kind, outcomes in kinds.items():
             for outcome in outcomes:
                 row = at | {
@@ -54,6 +54,8 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
                     "found_tokens": outcome.found_tokens,
                     "rejected_requests": outcome.rejected,
                 }
+                if outcome.found_blocks is not None:
+                    row["block_hit_share"] = outcome.found_blocks / answer.references
                 if outcome.checkpoints is not None:
                     row |= {
                         "checkpoints": outcome.checkpoints,
@@ -86,16 +88,17 @@ def to_json(source: str, model: str, answer: Answer) -> str:
 
 def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
     """The best hit rate, the table that carries it, and what to ask next; then everything."""
-    # the largest capacity by rules, where there are any; else without bound
-    asked = [point for point in answer.points if point.rules]
+    # the largest capacity by rules or policies, where there are any; else without bound
+    asked = [point for point in answer.points if point.rules or point.policies]
     point = asked[-1] if asked else answer.points[-1]
+    outcomes = [*point.rules, *point.policies]
     parts: list[tb.Part] = [*_sum_up(model, answer, point)]
     parts.append(
         f"{answer.requests:,} requests of {source}, {answer.input_tokens:,} prompt tokens, "
         f"{answer.references:,} blocks of {answer.block_tokens:,} tokens; exact."
     )
-    if point.rules:
-        parts += ["", _outcomes_table(answer, point, point.rules, brief=True)]
+    if outcomes:
+        parts += ["", _outcomes_table(answer, point, outcomes, brief=True)]
         flat = dict.fromkeys(o.name for o in point.rules if "flat" in RULES[o.name].default_for)
         if flat and load_model(model).kind != "flat":
             rules = listed(flat)
@@ -129,13 +132,13 @@ def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
     if point.capacity_tokens:
         where = f"In a pool of {point.capacity_tokens:,} tokens,"
     ruled = _ruled(model, point)
-    outcomes = ruled or [*point.strategies, *point.rules]
+    outcomes = ruled or [*point.strategies, *point.rules, *point.policies]
     sentence = f"{where} {point.token_hits:.1%} of prompt tokens hit."
     if outcomes:
         best = max(outcomes, key=lambda outcome: outcome.hit_share)
         bound = f"upper bound {point.token_hits:.1%}"
-        if point.rules:
-            # other blocks may hit more than the curve's in the same memory
+        if point.rules or point.policies:
+            # other blocks or evictions may hit more than the curve's in the same memory
             bound = f"with unlimited memory at most {unlimited:.1%}"
         named = "the best is " if outcomes[1:] else ""
         if 0 < len(ruled) < len(point.rules):
@@ -156,8 +159,8 @@ def _sections(model: str, answer: Answer) -> Iterator[tb.Section]:
     yield tb.Section("By capacity", [hits_chart(model, answer), _curve_table(model, answer)])
     last = answer.points[-1]
     for point in answer.points:
-        if point.rules:
-            table = _outcomes_table(answer, point, point.rules)
+        if outcomes := [*point.rules, *point.policies]:
+            table = _outcomes_table(answer, point, outcomes)
             yield tb.Section(f"Rules, {_capacity(point)}", [table])
     if last.strategies:
         table = _outcomes_table(answer, last, last.strategies)
@@ -169,13 +172,13 @@ def _sections(model: str, answer: Answer) -> Iterator[tb.Section]:
 
 
 def hits_chart(model: str, answer: Answer) -> tb.Chart:
-    """Hits over capacity: the curve, every strategy, every rule."""
+    """Hits over capacity: the curve, every strategy, every rule, every policy."""
     points = [point for point in answer.points if point.capacity_bytes]
     xs = [(point.capacity_bytes or 0) / _GIB for point in points]
     series = [Line("all cached", xs, [point.token_hits * 100 for point in points])]
     named: dict[str, list[tuple[float, float]]] = {}
     for x, point in zip(xs, points, strict=True):
-        for outcome in (*point.strategies, *point.rules):
+        for outcome in (*point.strategies, *point.rules, *point.policies):
             named.setdefault(outcome.label, []).append((x, outcome.hit_share * 100))
     series += [Line(name, *zip(*rows, strict=True)) for name, rows in named.items()]
     title = "Prompt tokens that hit, exact"
@@ -216,7 +219,7 @@ def _curve_table(model: str, answer: Answer, limit: int | None = None) -> tb.Tab
 def _outcomes_table(
     answer: Answer, point: Point, outcomes: Sequence[Outcome], *, brief: bool = False
 ) -> tb.Table:
-    """What strategies or rules hit and lose; ``brief``: the best first, less of each."""
+    """What strategies, rules or policies hit and lose; ``brief``: the best first, less of each."""
     columns: list[tb.Column] = [
         ("rule", lambda outcome: outcome.label),
         ("hit", lambda outcome: f"{outcome.hit_share:.2%}"),

@@ -66,7 +66,7 @@ def one_long(tmp_path: Path) -> str:
 def test_a_prompt_longer_than_a_capacity_is_rejected_and_counted_and_the_rest_told(
     one_long: str,
 ) -> None:
-    asked = ("--capacity", "100K,1M", "--rule", "vllm,sglang")
+    asked = ("--capacity", "100K,1M", "--rule", "vllm,sglang", "--policy", "lru")
     rows = json.loads(run(one_long, *asked, "--json").output)["rows"]
     small = [row for row in rows if row["capacity_blocks"] == 200]
     assert {row["rejected_requests"] for row in small} == {1}

@@ -16,31 +16,24 @@ from dsv4kv.errors import ConfigError
 from tests.examples import examples
 from tests.replay.texts import CONVERSATION, needs_conversation
 
+NEVER = 10**9
+
 
 def replay(chains: Sequence[list[int]], capacity: int, policy: Policy) -> int:
     """Serve every chain in turn; keys hit by all."""
-    tree, hits = PrefixTree(policy), 0
-    for chain in chains:
-        lease = tree.pin(chain)
-        known = lease.length
-        hits += known
-        missing = tree.held + len(chain) - known - capacity
-        if missing > 0:
-            tree.evict(missing)
-        tree.extend(lease, chain[known:], [])
-        tree.release(lease)
-    return hits
+    return sum(PrefixTree(policy).serve(chains, capacity))
 
 
 class Block:
     """One cached block and all that any policy may want to know about it."""
 
-    def __init__(self, parent: int | None, request: int, order: int) -> None:
+    def __init__(self, parent: int | None, request: int, order: int, next_use: int) -> None:
         self.parent = parent
         self.children = 0
         self.stored = self.used = request
         self.order = order  # of a request's blocks the last comes first
         self.uses = 1
+        self.next_use = next_use
 
 
 class PlainCache:
@@ -52,21 +45,22 @@ class PlainCache:
         self.blocks: dict[int, Block] = {}
         self.hit = 0
 
-    def request(self, number: int, chain: Sequence[int]) -> None:
+    def request(self, number: int, chain: Sequence[int], next_uses: Sequence[int]) -> None:
         cached = 0
         while cached < len(chain) and chain[cached] in self.blocks:
             cached += 1
         self.hit += cached
-        for id_ in chain[:cached]:
-            self.blocks[id_].used = number
-            self.blocks[id_].uses += 1
+        for id_, next_use in zip(chain[:cached], next_uses, strict=False):
+            block = self.blocks[id_]
+            block.used, block.next_use = number, next_use
+            block.uses += 1
         while len(self.blocks) + len(chain) - cached > self.capacity:
             self.drop(set(chain[:cached]))
         for at in range(cached, len(chain)):
             parent = chain[at - 1] if at else None
             if parent is not None:
                 self.blocks[parent].children += 1
-            self.blocks[chain[at]] = Block(parent, number, number * 1000 - at)
+            self.blocks[chain[at]] = Block(parent, number, number * 1000 - at, next_uses[at])
 
     def drop(self, kept: set[int]) -> None:
         leaves = [i for i, b in self.blocks.items() if not b.children and i not in kept]
@@ -78,8 +72,14 @@ class PlainCache:
 def plain_hits(chains: Sequence[list[int]], capacity: int, rank: Callable[[Block], Any]) -> int:
     """Blocks hit by all chains, told block by block."""
     cache = PlainCache(capacity, rank)
+    upcoming: dict[int, list[int]] = {}
     for number, chain in enumerate(chains):
-        cache.request(number, chain)
+        for id_ in chain:
+            upcoming.setdefault(id_, []).append(number)
+    for number, chain in enumerate(chains):
+        for id_ in chain:
+            upcoming[id_].pop(0)
+        cache.request(number, chain, [(upcoming[id_] or [NEVER])[0] for id_ in chain])
     return cache.hit
 
 
@@ -88,6 +88,7 @@ RULES: dict[str, Callable[[Block], Any]] = {
     "lru": lambda block: block.used,
     "fifo": lambda block: block.order,
     "lfu": lambda block: (block.uses, block.used),
+    "belady": lambda block: -block.next_use,
 }
 
 
@@ -112,7 +113,8 @@ def traces(draw: st.DrawFn) -> list[list[int]]:
 @given(chains=traces())
 @examples(100)
 def test_runs_are_judged_as_their_blocks_would_be(name: str, chains: list[list[int]]) -> None:
-    assert replay(chains, CAPACITY, make_policy(name)) == plain_hits(chains, CAPACITY, RULES[name])
+    policy = make_policy(name, chains)
+    assert replay(chains, CAPACITY, policy) == plain_hits(chains, CAPACITY, RULES[name])
 
 
 def test_a_policy_that_does_not_exist_is_refused_with_those_that_do() -> None:
@@ -129,6 +131,7 @@ LRU = {1_828: 0.05247, 9_140: 0.19578, 18_279: 0.27891, 50_000: 0.35456, 200_000
 OTHERS = {
     "fifo": (0.1361, 0.2788, 0.3454),
     "lfu": (0.0969, 0.1949, 0.3069),
+    "belady": (0.3516, 0.3664, 0.3664),
 }
 RATES = [("lru", *row) for row in LRU.items()]
 CAPACITIES = (5_859, 18_279, 36_558)
@@ -144,5 +147,5 @@ def trace() -> list[list[int]]:
 @needs_conversation
 @pytest.mark.parametrize(("name", "capacity", "rate"), RATES)
 def test_the_conversation_trace_hits_as_published(name: str, capacity: int, rate: float) -> None:
-    hits = replay(trace(), capacity, make_policy(name))
+    hits = replay(trace(), capacity, make_policy(name, trace()))
     assert hits / sum(map(len, trace())) == pytest.approx(rate, abs=5.1e-5)

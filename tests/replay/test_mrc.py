@@ -1,4 +1,4 @@
-"""Strategies on a trace against plain replays, and against a replay with a tier."""
+"""Strategies and policies on a trace against plain replays, and against a replay with a tier."""
 
 from dataclasses import replace
 
@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from dsv4kv.core.prompts import Strategy
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
-from dsv4kv.replay.mrc import Question, apply_strategy, measure_trace, parse_strategy
-from dsv4kv.traces.paths import collect_paths, find_reuse
+from dsv4kv.replay.mrc import Question, apply_policy, apply_strategy, measure_trace, parse_strategy
+from dsv4kv.replay.rules import Outcome
+from dsv4kv.traces.paths import PathTable, collect_paths, find_reuse, number_prompts
 from dsv4kv.traces.request import Request
 from tests.replay import scenes
 from tests.replay.texts import BLOCK, Text, conversation, needs_conversation, texts, to_table
@@ -132,6 +133,29 @@ def test_the_conversation_trace_resumes_as_published(name: str, layers: int) -> 
     outcome = apply_strategy(strategy, table, find_reuse(table, 512))
     found = (round(outcome.hit_share, 4), round(outcome.written_per_new_token, 3))
     assert found == PUBLISHED[name, layers]
+
+
+def run(name: str, table: PathTable, grain: int, capacity: int) -> Outcome:
+    numbered = number_prompts(table, grain, whole_blocks=False)
+    return apply_policy(name, table, find_reuse(table, grain), numbered, capacity)
+
+
+@given(texts(), st.sampled_from([2, 4, 8]), st.integers(0, 20))
+def test_least_recently_used_simulated_is_what_the_distances_say(
+    prompts: list[Text], grain: int, spare: int
+) -> None:
+    table = to_table(prompts)
+    reuse = find_reuse(table, grain)
+    capacity = int(reuse.blocks.max()) + spare
+    outcome = run("lru", table, grain, capacity)
+    assert outcome.resumed_tokens.tolist() == reuse.found_tokens(capacity).tolist()
+    assert outcome.losses["evicted_block"] + outcome.hit_tokens == reuse.found_tokens(None).sum()
+
+
+def test_a_cache_smaller_than_a_prompt_is_refused() -> None:
+    table = to_table([tuple(range(9))])
+    with pytest.raises(ConfigError, match="2 blocks is smaller than the longest prompt, 3 blocks"):
+        run("lru", table, 4, 2)
 
 
 MODEL = load_model("v4-flash")

@@ -212,13 +212,15 @@ def find_reuse(table: PathTable, grain_tokens: int, *, whole_blocks: bool = Fals
     return Reuse(grain_tokens, blocks, tokens, *columns)
 
 
-def number_prompts(table: PathTable, block_tokens: int, key_tokens: int = 0) -> NumberedPaths:
+def number_prompts(
+    table: PathTable, block_tokens: int, key_tokens: int = 0, *, whole_blocks: bool = True
+) -> NumberedPaths:
     """Prompts of a trace as numbers of blocks of a divisor of its tokens per id, or a multiple.
 
-    A prompt's partial last block has none; ``key_tokens`` after a block distinguish it, too, as
-    ``BlockPaths`` says. Raises ``ConfigError``.
+    ``key_tokens``: tokens after a block that distinguish it, as ``BlockPaths`` says;
+    ``whole_blocks``: leave a prompt's partial last block out of the cache. Raises ``ConfigError``.
     """
-    return NumberedPaths(_cut(table, block_tokens, key_tokens, whole_blocks=True))
+    return NumberedPaths(_cut(table, block_tokens, key_tokens, whole_blocks))
 
 
 def _cut(table: PathTable, block_tokens: int, key_tokens: int, whole_blocks: bool) -> BlockPaths:

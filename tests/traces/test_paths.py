@@ -58,12 +58,12 @@ def test_the_capacity_for_a_share_is_the_smallest(
     assert reuse.found_blocks(capacity - 1).sum() < wanted
 
 
-@given(te.texts(), GRAINS)
-def test_equal_blocks_have_equal_numbers(prompts: list[te.Text], grain: int) -> None:
-    numbered = number_prompts(te.to_table(prompts), grain)
+@given(te.texts(), GRAINS, st.booleans())
+def test_equal_blocks_have_equal_numbers(prompts: list[te.Text], grain: int, whole: bool) -> None:
+    numbered = number_prompts(te.to_table(prompts), grain, whole_blocks=whole)
     known: dict[te.Text, int] = {}
     for request, prompt in enumerate(prompts):
-        path = te.visible_blocks(prompt, grain, te.BLOCK, whole=True)
+        path = te.visible_blocks(prompt, grain, te.BLOCK, whole=whole)
         assert numbered.path(request) == [known.setdefault(block, len(known)) for block in path]
     assert numbered.count == len(known)
 

@@ -82,8 +82,7 @@ SLOW = {
     "core": "test_policies test_policies_libcachesim",
     "diagnose/probe": "test_probe",
     "record": "test_folder test_proxy test_tokenize",
-    "replay": "test_machine test_mrc test_rules test_rules_machine test_scheduler"
-    " test_thin test_tiers",
+    "replay": "test_machine test_mrc test_rules test_rules_machine test_scheduler test_tiers",
     "runs": "test_statistics test_store",
     "bench/serve": "test_decode_graphs test_executor test_loop test_placing"
     " test_prefix_reuse test_verifier",
@@ -147,7 +146,6 @@ THINNED = {
     "bench/transfer/test_side.py::"
     "test_decode_steps_after_a_transfer_read_what_they_would_have_read": 1,
     "replay/test_mrc.py::test_the_conversation_trace_resumes_as_published": 2,
-    "replay/test_thin.py::test_intervals_hold_the_exact_curve_of_the_conversation_trace": 1,
     "ops/peers/test_check.py::test_a_wrong_operation_is_named_with_what_is_wrong": 8,
     "ops/test_operations.py::test_the_cpu_backend_equals_the_reference": 110,
     "ops/peers/test_check.py::test_every_operation_of_the_cpu_backend_passes": 4,
@@ -167,9 +165,7 @@ THINNED = {
     "test_a_recording_replayed_by_the_same_rule_hits_what_the_manager_answered": 3,
     "record/test_published.py::"
     "test_a_replay_at_the_servers_pace_evicts_as_many_blocks_as_were_announced": 3,
-    "replay/test_run.py::test_an_unbounded_replay_resumes_the_known_share": 0,
     "replay/test_rules.py::test_with_drafts_the_shipped_trace_hits_the_same": 8,
-    "replay/test_server.py::test_as_many_requests_run_as_sglangs_cookbook_shows": 1,
     "replay/test_tiers.py::test_an_ample_tier_saves_what_an_ample_gpu_would": 4,
     "bench/serve/test_decode_graphs.py::test_a_graph_that_does_not_follow_the_step_is_found": 1,
     "bench/serve/test_decode_graphs.py::test_graphs_leave_the_bytes_that_single_launches_leave": 1,

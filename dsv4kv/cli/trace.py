@@ -16,7 +16,7 @@ from dsv4kv.cli import options as opt
 from dsv4kv.core.policies import OFFLINE_POLICIES, POLICIES
 from dsv4kv.engines.names import RULES
 from dsv4kv.engines.rule import SPECULATIONS
-from dsv4kv.errors import ConfigError, TraceError
+from dsv4kv.errors import TraceError
 from dsv4kv.units import UNITS_PER_SECOND, parse_bytes, parse_count
 from dsv4kv.view.console import print_document, say
 
@@ -315,11 +315,6 @@ _SPECULATION = (
     "set), commas between. It changes what hits."
 )
 _POLICY = f"Eviction policies, at every capacity: {listed(POLICIES | OFFLINE_POLICIES)}."
-_MEMORY = (
-    "Read a trace that does not fit: keep so much of it (1GiB), and estimate hits from some of "
-    "its blocks, each with a 95 % interval. Only the curve: strategies, rules and policies need "
-    "whole prompts."
-)
 _CURVES = "Draw the curves: .svg or .html."
 _CHUNK = "Tokens of a prompt computed in one step (max_num_batched_tokens)."
 
@@ -340,7 +335,6 @@ def mrc(
     rule: opt.Text = opt.option(_RULE, "NAMES", values=RULES),
     speculation: str = opt.rare(_SPECULATION, "NAMES", default="none"),
     policy: opt.Text = opt.rare(_POLICY, "NAMES"),
-    memory: opt.Text = opt.rare(_MEMORY, "BYTES"),
     jobs: int = opt.rare("Processes for the rules.", "N", "--jobs", "-j", min=1, default=1),
     chunk_tokens: str = opt.rare(_CHUNK, "TOKENS", default="8192"),
     gpu: str = opt.rare(opt.GPU, "NAME", default="h200"),
@@ -355,9 +349,8 @@ def mrc(
     compressor state are there too: strategies say what is kept of them, rules what engines do.
     """
     from dsv4kv.budget import gpus, scenario
-    from dsv4kv.replay import thin
     from dsv4kv.replay.mrc import Question, measure_trace, prefix_costs
-    from dsv4kv.traces import load_paths, paths, read_trace
+    from dsv4kv.traces import load_paths
     from dsv4kv.view import trace as view
     from dsv4kv.view.html import write_chart
 
@@ -372,8 +365,6 @@ def mrc(
         for name, known in RULES.items()
         if set(drafts) <= set(known.drafts) and config.kind in known.kinds
     )
-    if memory and strategy == _STRATEGIES:
-        strategy = "none"
     question = Question(
         model=config,
         block_tokens=parse_count(block_tokens) if block_tokens else None,
@@ -386,26 +377,9 @@ def mrc(
         arch=gpus.load_gpu(gpu).arch,
     )
     with _watched_reading(f"reading {source}") as watch:
-        options = _read_options(given, watch=watch)
-        if memory:
-            whole = {
-                "--strategy": question.strategies,
-                "--rule": question.rules,
-                "--policy": question.policies,
-                "--block-tokens": question.block_tokens,
-            }
-            for name in (name for name, value in whole.items() if value):
-                raise ConfigError(
-                    f"{name} needs whole prompts, and --memory {memory} keeps some of their "
-                    "blocks: leave one of them out."
-                )
-            batches = paths.batches_of(read_trace(source, trace_format, options))
-            answer = thin.measure_stream(batches, question, parse_bytes(memory))
-        else:
-            table = load_paths(source, trace_format, options)
-    if not memory:
-        with opt.watch("measuring", "steps", after_s=_SHORT_S) as watcher:
-            answer = measure_trace(table, question, watcher.reach, jobs)
+        table = load_paths(source, trace_format, _read_options(given, watch=watch))
+    with opt.watch("measuring", "steps", after_s=_SHORT_S) as watcher:
+        answer = measure_trace(table, question, watcher.reach, jobs)
     page = view.mrc_page(source, config.name, answer)
     if chart:
         write_chart(chart, page.made_now())

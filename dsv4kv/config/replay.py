@@ -41,19 +41,12 @@ ROUTERS = {
     "dynamo": Choice(
         "dynamo's KV router: the least to compute and to decode", "replay.fleet.routers:Dynamo"
     ),
-    "dynamo-agentic": Choice("… with --agentic", "replay.fleet.routers:Dynamo"),
+    "dynamo-agentic": Choice("… with --agentic", "replay.fleet.routers:DynamoAgentic"),
     "dynamo-decode": Choice(
         "… for decode replicas: the least to decode", "replay.fleet.routers:DynamoDecode"
     ),
     "llm-d:precise": Choice(
         "llm-d: prefix by events, unused blocks, short queue", "replay.fleet.routers:Llmd"
-    ),
-    "production-stack:kvaware": Choice(
-        "vLLM's: a replica with all of a prompt but 2,000 tokens, else by session",
-        "replay.fleet.routers:KvAware",
-    ),
-    "production-stack:prefixaware": Choice(
-        "… the longest prefix in a trie that forgets nothing", "replay.fleet.routers:PrefixAware"
     ),
 }
 """Who chooses the replica of a request."""
@@ -66,29 +59,6 @@ take minutes, and at ten times this number, hours."""
 Weight = Annotated[float, Field(ge=0, le=10**9)]
 Milliseconds = Annotated[float, Field(ge=0, le=YEAR_S * 10**3)]
 LimitMs = Annotated[float, Field(gt=0, le=YEAR_S * 10**3)]
-
-
-class DynamoSection(Section):
-    """dynamo's KV router (1.6.1); null takes what the router's name stands for."""
-
-    overlap_score_credit: Weight | None = None
-    """What a cached prompt block takes from the cost: 1; agentic 2; decode 0."""
-    prefill_load_scale: Weight | None = None
-    """Cost of a prompt block to compute: 1; agentic 4; decode 0."""
-    decode_active_request_weight: Weight | None = None
-    """Cost of a request, in blocks: 0; agentic 64."""
-    use_kv_events: bool = True
-    """Whether replicas announce what they cache; else the router counts what it sent there, for
-    two minutes."""
-
-
-class GatewaySection(Section):
-    """SGLang's gateway (0.5.23); defaults of its command line."""
-
-    cache_threshold: Share = Field(0.3, description="Part of a prompt that must match.")
-    balance_abs_threshold: NonNegative = 64
-    """Requests that one replica must have more than another to be out of balance."""
-    balance_rel_threshold: Weight = Field(1.5, description="And how many times as many.")
 
 
 class GroupSection(Section):
@@ -132,9 +102,6 @@ class FleetSection(Section):
 
     replicas: NonNegative = 0
     """Replicas, each of them as the rest of the configuration says."""
-    mixed: tuple[str, ...] = ()
-    """Further ones that differ, a text for each kind, their number first: "4 cost.gpu=b200
-    cost.gpus=4"; quotes keep a value with blanks together."""
     prefill: GroupSection = GroupSection()
     """Replicas that compute prompts, instead of replicas; their prompts are sent on."""
     decode: GroupSection = GroupSection()
@@ -144,22 +111,13 @@ class FleetSection(Section):
     )
     decode_router: Annotated[str, OneOf(ROUTERS)] = "dynamo-decode"
     """Who chooses the decode replica."""
-    block_tokens: Positive | None = None
-    """Tokens of a router's block; null takes the cache's."""
     event_delay_ms: Milliseconds = 0.0
     """Time until a router knows what a replica has cached or evicted, and its queue, in ms."""
-    router_session_affinity_ttl_secs: Seconds = 0.0
-    """How long a session stays with its replica after it was last used, in s; 0 leaves it to the
-    router."""
     sessions: Literal["trace", "think"] = "trace"
-    """When a request comes: as the trace says, or a think time after the answer before it."""
-    think_s: Seconds | None = None
-    """Think time, in s; null takes the trace's: its time since the answer before, or since the
-    request before where answers have no times."""
+    """When a request comes: as the trace says, or a think time after the answer before it: the
+    trace's time since that answer, or since the request before where answers have no times."""
     shared_tiers: tuple[Literal["host", "disk", "remote"], ...] = ()
     """Which of the tiers all replicas have in common."""
-    dynamo: DynamoSection = DynamoSection()
-    gateway: GatewaySection = GatewaySection()
     transfer: TransferSection = TransferSection()
     slo: SloSection = Field(SloSection(), description="What a request must keep to count as good.")
     gpu_hour_price: Weight | None = None
@@ -168,7 +126,7 @@ class FleetSection(Section):
     @property
     def exists(self) -> bool:
         """Whether there is a fleet."""
-        return bool(self.replicas or self.mixed or self.prefill.replicas)
+        return bool(self.replicas or self.prefill.replicas)
 
     @property
     def is_split(self) -> bool:
@@ -182,13 +140,11 @@ class FleetSection(Section):
                 "prefill.replicas and decode.replicas go together: give both, or replicas for "
                 "servers that do both"
             )
-        if self.is_split and (self.replicas or self.mixed):
+        if self.is_split and self.replicas:
             raise ValueError(
                 "replicas do both, prefill.replicas and decode.replicas one of it: give either"
             )
-        mixed = (text.split()[:1] for text in self.mixed)
         count = self.replicas + self.prefill.replicas + self.decode.replicas
-        count += sum(int(first) for (first,) in filter(None, mixed) if first.isdecimal())
         if count > MOST_REPLICAS:
             raise ValueError(
                 f"{count:,} replicas are more than a fleet may have, {MOST_REPLICAS:,}: every "
@@ -211,8 +167,6 @@ def unused_setting(fleets: Sequence[FleetSection], tiers: Container[str]) -> str
             f"fleet.{alone[0]} is given and there is no fleet: give fleet.replicas (1 is a fleet, "
             "too), or leave it out."
         )
-    if "think_s" in alone and all(fleet.sessions != "think" for fleet in fleets):
-        return "fleet.think_s is given and fleet.sessions is trace: give fleet.sessions=think."
     split = next((name for name in ("decode_router", "transfer") if name in alone), "")
     if split and not any(fleet.is_split for fleet in fleets):
         return (

@@ -58,8 +58,7 @@ class Served:
         self.blocks = 0  # blocks it holds, shared ones included
         self.found = 0  # shared blocks that were cached when it was admitted
         self.committed = 0  # shared blocks of it that the index holds
-        # tokens of its prompt that it did not have to compute when it was first admitted
-        self.saved = 0
+        self.saved = 0  # tokens of its prompt that its first admission found, for goldens
         self.stored = 0  # shared blocks of it that are known to have been cached once
         self.reached = 0  # most tokens it ever had in the cache
         self.offered = 0  # objects of it that were offered to the tiers below the GPU

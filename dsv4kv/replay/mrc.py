@@ -260,12 +260,6 @@ class Point:
     strategies: tuple[Outcome, ...] = ()
     rules: tuple[Outcome, ...] = ()
     policies: tuple[Outcome, ...] = ()
-    token_error: float = 0.0  # half of the 95 % interval of ``token_hits``; 0 where exact
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of ``token_hits``, without shares that cannot be."""
-        return max(0.0, self.token_hits - self.token_error), self.token_hits + self.token_error
 
 
 @dataclass(frozen=True)
@@ -281,9 +275,6 @@ class Answer:
     points: tuple[Point, ...]  # by capacity, the unbounded cache last
     enough_tokens: int | None  # the capacity that reaches 90 % of all hits
     arch: str | None = None  # GPU for which V4.1's blocks are sized; None where none was named
-    # of all blocks, those that the curve was measured on; 1 where it is exact
-    kept_share: float = 1.0
-    kept_references: int = 0  # references to them
 
 
 def measure_trace(

@@ -12,8 +12,6 @@ from dsv4kv.engines.names import RULES
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.mrc import Answer, Point
 from dsv4kv.replay.rules import Outcome
-from dsv4kv.replay.thin import PARTS
-from dsv4kv.runs.statistics import Estimate
 from dsv4kv.traces import TraceSummary
 from dsv4kv.units import format_bytes
 from dsv4kv.view import table as tb
@@ -43,8 +41,6 @@ def _rows(answer: Answer) -> Iterator[dict[str, Any]]:
             "hit_tokens": round(point.token_hits * answer.input_tokens),
             "rejected_requests": point.rejected,
         }
-        if answer.kept_share < 1:
-            curve["hit_share_low"], curve["hit_share_high"] = point.interval
         yield curve
         kinds = {"strategy": point.strategies, "rule": point.rules, "policy": point.policies}
         for kind, outcomes in kinds.items():
@@ -84,7 +80,6 @@ def to_json(source: str, model: str, answer: Answer) -> str:
         "checkpoint_bytes": answer.costs.checkpoint_bytes,
         "tokens_for_90_percent": answer.enough_tokens,
         "arch": answer.arch,
-        "kept_share": answer.kept_share,
         "rows": list(_rows(answer)),
     }
     return json.dumps(document, indent=2)
@@ -99,7 +94,7 @@ def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
     parts: list[tb.Part] = [*_sum_up(model, answer, point)]
     parts.append(
         f"{answer.requests:,} requests of {source}, {answer.input_tokens:,} prompt tokens, "
-        f"{answer.references:,} blocks of {answer.block_tokens:,} tokens; {_certainty(answer)}."
+        f"{answer.references:,} blocks of {answer.block_tokens:,} tokens; exact."
     )
     if outcomes:
         parts += ["", _outcomes_table(answer, point, outcomes, brief=True)]
@@ -113,7 +108,7 @@ def mrc_page(source: str, model: str, answer: Answer) -> tb.Page:
         good = max(_ruled(model, point) or point.rules, key=lambda o: o.hit_tokens)
         rule = ("--model", model, "--rule", good.name)
         parts += ["", tb.Command.of("dsv4kv", "replay", source, *rule)]
-    elif answer.kept_share == 1 and answer.enough_tokens:
+    elif answer.enough_tokens:
         rest = ("--model", model, "--capacity", answer.enough_tokens, "--rule", "all")
         parts += ["", tb.Command.of("dsv4kv", "trace", "mrc", source, *rest)]
     title = f"Hit rate of {Path(source).name} by cache capacity, {model}"
@@ -137,7 +132,7 @@ def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
         where = f"In a pool of {point.capacity_tokens:,} tokens,"
     ruled = _ruled(model, point)
     outcomes = ruled or [*point.strategies, *point.rules, *point.policies]
-    sentence = f"{where} {_hits(point, 1)} of prompt tokens hit."
+    sentence = f"{where} {point.token_hits:.1%} of prompt tokens hit."
     if outcomes:
         best = max(outcomes, key=lambda outcome: outcome.hit_share)
         bound = f"upper bound {point.token_hits:.1%}"
@@ -159,20 +154,8 @@ def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
         yield tb.strong(sentence)
 
 
-def _certainty(answer: Answer) -> str:
-    if answer.kept_share < 1:
-        return f"estimated from {answer.kept_share:.2g} of all blocks, ± half a 95 % interval"
-    return "exact"
-
-
 def _sections(model: str, answer: Answer) -> Iterator[tb.Section]:
-    curve: list[tb.Part] = [hits_chart(model, answer), _curve_table(model, answer)]
-    if answer.kept_share < 1:
-        curve.append(
-            f"Estimated from one in {round(1 / answer.kept_share):,} blocks, "
-            f"{answer.kept_references:,} references to them, in {PARTS} disjoint parts."
-        )
-    yield tb.Section("By capacity", curve)
+    yield tb.Section("By capacity", [hits_chart(model, answer), _curve_table(model, answer)])
     last = answer.points[-1]
     for point in answer.points:
         if outcomes := [*point.rules, *point.policies]:
@@ -187,24 +170,14 @@ def hits_chart(model: str, answer: Answer) -> tb.Chart:
     """Hits over capacity: the curve, every strategy, every rule, every policy."""
     points = [point for point in answer.points if point.capacity_bytes]
     xs = [(point.capacity_bytes or 0) / _GIB for point in points]
-    sampled = answer.kept_share < 1
-    hits = [point.token_hits * 100 for point in points]
-    low, high = ([point.interval[side] * 100 for point in points] for side in (0, 1))
-    series = [Line("all cached", xs, hits, low if sampled else None, high if sampled else None)]
+    series = [Line("all cached", xs, [point.token_hits * 100 for point in points])]
     named: dict[str, list[tuple[float, float]]] = {}
     for x, point in zip(xs, points, strict=True):
         for outcome in (*point.strategies, *point.rules, *point.policies):
             named.setdefault(outcome.label, []).append((x, outcome.hit_share * 100))
     series += [Line(name, *zip(*rows, strict=True)) for name, rows in named.items()]
-    title = f"Prompt tokens that hit, {_certainty(answer)}"
+    title = "Prompt tokens that hit, exact"
     return lines(title, series, x=f"compressed cache of {model}, GiB", unit="%")
-
-
-def _hits(point: Point, digits: int) -> str:
-    """``12.3%``; ``12.3 ± 0.4 %`` where it is estimated."""
-    if not point.token_error:
-        return f"{point.token_hits:.{digits}%}"
-    return tb.format_quantity(Estimate(point.token_hits, point.token_error), 100) + " %"
 
 
 def _curve_table(model: str, answer: Answer, limit: int | None = None) -> tb.Table:
@@ -228,7 +201,7 @@ def _curve_table(model: str, answer: Answer, limit: int | None = None) -> tb.Tab
         [
             ("tokens", lambda point: point.capacity_tokens or None),
             ("GiB", gib),
-            ("all cached", lambda point: _hits(point, 2)),
+            ("all cached", lambda point: f"{point.token_hits:.2%}"),
             *((each.name, partial(hit, number=n)) for n, each in enumerate(names)),
             *([("rejected", lambda point: point.rejected)] if rejects else []),
         ],

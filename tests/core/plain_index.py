@@ -10,12 +10,11 @@ class Piece:
     def __init__(self, ids: list[int], above: "Piece | None") -> None:
         self.ids, self.above = ids, above
         self.below: list[Piece] = []
-        self.uses = 0
-        self.stamp: Any = 0
+        self.stamp = 0  # when it was used last
 
 
 class PlainRuns:
-    """A prefix-closed cache of pieces; a subclass says which leaf goes."""
+    """A prefix-closed cache of pieces; the leaf that was used longest ago goes first."""
 
     def __init__(self) -> None:
         self.root = Piece([], None)
@@ -47,59 +46,22 @@ class PlainRuns:
 
     def split(self, piece: Piece, size: int) -> None:
         lower = Piece(piece.ids[size:], piece)
-        lower.uses, lower.stamp = piece.uses, piece.stamp
+        lower.stamp = piece.stamp
         lower.below = piece.below
         for further in lower.below:
             further.above = lower
         piece.ids, piece.below = piece.ids[:size], [lower]
 
-    def use(self, piece: Piece) -> None: ...
-    def again(self, piece: Piece) -> None: ...
-    def store(self, piece: Piece) -> None: ...
-    def choose(self, leaves: list[Piece]) -> Piece:
-        raise NotImplementedError
-
-
-def oldest(pieces: list[Piece]) -> Piece:
-    return min(pieces, key=lambda piece: piece.stamp)
-
-
-class PlainFIFO(PlainRuns):
-    def store(self, piece: Piece) -> None:
-        piece.stamp = self.clock
-
-    def choose(self, leaves: list[Piece]) -> Piece:
-        return oldest(leaves)
-
-
-class PlainLRU(PlainFIFO):
-    def use(self, piece: Piece) -> None:
-        piece.stamp = self.clock
-
-    again = use
-
-
-class PlainLFU(PlainFIFO):
-    def use(self, piece: Piece) -> None:
-        piece.uses += 1
-        piece.stamp = (piece.uses, self.clock)
-
-    store = use
-
-
-PLAIN: dict[str, type[PlainRuns]] = {
-    "lru": PlainLRU,
-    "fifo": PlainFIFO,
-    "lfu": PlainLFU,
-}
-"""By name in the registry."""
+    def use(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            piece.stamp = self.clock
 
 
 class PlainIndex:
     """Keys are whole prefixes, so that equal keys are one place; each has the block it is in."""
 
-    def __init__(self, policy: str) -> None:
-        self.rules = PLAIN[policy]()
+    def __init__(self) -> None:
+        self.rules = PlainRuns()
         self.block_of: dict[Any, int] = {}
         self.leases: dict[Hashable, list[Any]] = {}
 
@@ -111,60 +73,32 @@ class PlainIndex:
         rules = self.rules
         rules.clock += 1
         found = self.match(chain)
-        for piece in rules.walk(list(chain)):
-            rules.use(piece)
+        rules.use(rules.walk(list(chain)))
         self.leases[owner] = found
 
-    def insert(
-        self, owner: Hashable, chain: Sequence[Any], blocks: Sequence[int], short: int = 0
-    ) -> list[int]:
-        """Store a chain with a block for each key; returns those that are taken over.
-
-        Args:
-            owner: Who pinned it before; without, it is one more use and nobody holds it.
-            chain: The keys.
-            blocks: Their blocks.
-            short: How many there is no room for, unless others go; the chain itself does not.
-        """
+    def insert(self, owner: Hashable, chain: Sequence[Any], blocks: Sequence[int]) -> list[int]:
+        """Store a chain that its owner pinned, a block for each key; returns those taken over."""
         rules, found = self.rules, self.match(chain)
         rules.clock += 1
         path = rules.walk(list(chain))
-        for piece in path:
-            (rules.again if owner in self.leases else rules.use)(piece)
-        if short > 0:
-            chain = chain[: len(chain) - short + self.make_room(short, found)]
-        above = path[-1] if path else rules.root
-        taken = self.store(above, chain[len(found) :], blocks[len(found) :])
-        if owner in self.leases:
-            self.leases[owner] = list(chain)
-        return taken
-
-    def store(self, above: Piece, new: Sequence[Any], blocks: Sequence[int]) -> list[int]:
-        """Hang new keys and their blocks below a piece."""
+        rules.use(path)
+        self.leases[owner] = list(chain)
+        above, new = path[-1] if path else rules.root, chain[len(found) :]
         if not new:
             return []
-        self.block_of |= dict(zip(new, blocks, strict=False))
+        self.block_of |= dict(zip(new, blocks[len(found) :], strict=False))
         piece = Piece(list(new), above)
-        self.rules.store(piece)
+        rules.use([piece])
         above.below.append(piece)
         return self.own(piece)
-
-    def make_room(self, short: int, kept: list[Any]) -> int:
-        """Evict what may go, ``short`` at most; returns how many went."""
-        self.leases[self] = kept
-        count = min(short, len(self.held()) - self.pinned())
-        assert len(list(self.evict(count))) == count
-        del self.leases[self]
-        return count
 
     def release(self, owner: Hashable) -> None:
         del self.leases[owner]
 
     def evict(self, count: int) -> Iterator[int]:
-        """Give up blocks from the ends of the pieces that the policy chooses."""
-        rules = self.rules
+        """Give up blocks from the ends of the pieces that go first."""
         while count:
-            piece = rules.choose(self.free_leaves())
+            piece = min(self.free_leaves(), key=lambda leaf: leaf.stamp)
             own = self.own(piece)
             going = piece.ids
             if len(own) > count:

@@ -1,20 +1,16 @@
-"""A server sizes its pools as ``dsv4kv budget`` does, and runs as many requests as were seen."""
+"""A server sizes its pools as ``dsv4kv budget`` does."""
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dsv4kv.budget.answer import answer
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.config.load import load_config
 from dsv4kv.config.replay import ReplayConfig
-from dsv4kv.core.outcome import Outcome
 from dsv4kv.engines.sglang.sizes import SglangEngine
 from dsv4kv.errors import ConfigError, DoesNotFit
-from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.server import by_server
-from dsv4kv.traces.request import Request
 
 OLD = "sglang:0.5.15"
 FLASH, PRO = "model.preset=v4-flash", "model.preset=v4-pro"
@@ -24,48 +20,6 @@ DRAFTS = "--speculative-algorithm EAGLE --speculative-num-steps 1 --speculative-
 def served_by(*settings: str, gpus: int = 8) -> ReplayConfig:
     """A configuration of a server."""
     return load_config("default", [PRO, f"cost.gpus={gpus}", *settings], ReplayConfig).config
-
-
-def random_lengths(count: int) -> list[Request]:
-    """SGLang's random workload at 8192 in, 1024 out, range ratio 0, seed 1."""
-    draw = np.random.RandomState(1)
-    prompts, outputs = (draw.randint(1, most + 1, count).tolist() for most in (8192, 1024))
-    return [Request(0.0, *lengths) for lengths in zip(prompts, outputs, strict=True)]
-
-
-def run(model: str, gpu: str, flags: str, count: int, concurrency: int, engine: str) -> Outcome:
-    """Serve the workload in a closed loop."""
-    config = served_by(
-        f"model.preset={model}",
-        f"cost.gpu={gpu}",
-        f"server.engine={engine}",
-        f"server.command={flags}",
-        "workload.arrivals=closed",
-        f"workload.concurrency={concurrency}",
-        "scheduler.speculative.acceptance=0.855",
-    )
-    made = build_replay(config, random_lengths(count))
-    made.scheduler.run()
-    assert made.outcome.finished == count
-    return made.outcome
-
-
-@pytest.mark.parametrize(
-    ("model", "gpu", "flags", "count", "concurrency", "seen"),
-    [
-        ("v4-pro", "h200", "--tp 8 --mem-fraction-static 0.88", 400, 256, 35),
-        ("v4-pro", "h200", f"--tp 8 --mem-fraction-static 0.88 {DRAFTS}", 128, 64, 14.5),
-        ("v4-flash", "h100", "--tp 8", 700, 1024, 132),
-        ("v4-flash", "h100", f"--tp 8 {DRAFTS}", 512, 256, 102),
-    ],
-)
-def test_as_many_requests_run_as_sglangs_cookbook_shows(
-    model: str, gpu: str, flags: str, count: int, concurrency: int, seen: int
-) -> None:
-    # seen: output tokens a second x TPOT, SGLang 0.5.15, deepseek-v4-benchmarks.jsx
-    assert run(model, gpu, flags, count, concurrency, OLD).mean_decoding == pytest.approx(
-        seen, rel=0.25
-    )
 
 
 @pytest.mark.parametrize(

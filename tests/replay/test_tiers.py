@@ -102,6 +102,7 @@ RULES: tuple[dict[str, Any], ...] = (
 )
 DENSE, LMCACHE = {"prefix__rule": "vllm-v4:dense"}, {"tiers__layout": "lmcache"}
 TWICE, GB = {"tiers__host__ratio": 2}, {"tiers__host__capacity_bytes": 10**9}
+VAST: dict[str, Any] = {"tiers__host__capacity_bytes": 10**13}
 ENGINE_BLOCKS = {"vllm": 10, "sglang": 10, "vllm-v4": 200, "sglang-v4": 130}
 
 
@@ -218,47 +219,41 @@ def describe(made: Replay) -> ReplayTiers:
     return found
 
 
-def engine_replay(rule: str, tokens: int, **chosen: Any) -> ReplayTiers:
-    """One prompt of a whole model, and what it leaves in a tier."""
+LMCACHE_CHUNK = -(-(256 * 15_401 // 4 + 15_420_416) // 4096) * 4096
+
+
+@pytest.mark.parametrize(
+    ("rule", "tokens", "chosen", "written_bytes"),
+    [
+        # chunks that vLLM's own mask keeps
+        *(
+            (f"vllm-v4:{rule}", n, {"tiers__retention_tokens": retention} | VAST,
+             CHUNKS[every][PROMPTS.index(n)] * 1_003_520)
+            for rule, retention, every in (("dense", None, None), ("semantic", None, 0),
+                                           ("4096", None, 4096), ("semantic", 32_768, 32_768))
+            for n in PROMPTS[:3]
+        ),
+        ("vllm-v4:semantic", 8192, LMCACHE | VAST, 32 * LMCACHE_CHUNK),
+        # two chunks of 8,192 tokens: the window at the end of each, or of every page
+        ("sglang-v4:tail", 16_384, {"tiers__host__ratio": 6}, 64 * 998_208 + 2 * 8_160_000),
+        ("sglang-v4:dense", 16_384, {"tiers__host__ratio": 6}, 64 * 998_208 + 64 * 8_160_000),
+        ("sglang", 16_384, {"tiers__host__ratio": 6}, 64 * 998_208),
+    ],
+)  # fmt: skip
+def test_a_prompt_leaves_what_its_engine_stores(
+    rule: str, tokens: int, chosen: dict[str, Any], written_bytes: int
+) -> None:
+    """One prompt of a whole model."""
     asked = {"model__layers": None, "cache__num_blocks": 20_000, "prefix__rule": rule}
     asked["scheduler__step_tokens"] = 8192
-    return describe(replay([request(range(1, tokens // 256 + 1), block=256)], **asked | chosen))
-
-
-@pytest.mark.parametrize(
-    ("rule", "retention"),
-    [("dense", None), ("semantic", None), ("4096", None), ("semantic", 32_768)],
-)
-@pytest.mark.parametrize("tokens", PROMPTS[:3])
-def test_a_prompt_leaves_vllms_chunks(rule: str, retention: int | None, tokens: int) -> None:
-    every = {"dense": None, "4096": 4096}.get(rule, retention or 0)
-    kept = {"tiers__retention_tokens": retention, "tiers__host__capacity_bytes": 10**13}
-    found = engine_replay(f"vllm-v4:{rule}", tokens, **kept)
-    (host,) = found.tiers
-    chunks = CHUNKS[every][PROMPTS.index(tokens)]
-    assert host.written_bytes == host.peak_bytes == chunks * 1_003_520
-    assert host.useful_bytes == tokens * 15_401 // 4
-
-
-@pytest.mark.parametrize("chunk", [256, 1024])
-def test_a_prompt_leaves_lmcaches_chunks(chunk: int) -> None:
-    chosen = LMCACHE | {"tiers__chunk_tokens": chunk, "tiers__host__capacity_bytes": 10**13}
-    found = engine_replay("vllm-v4:semantic", 8192, **chosen)
-    each = -(-(chunk * 15_401 // 4 + 15_420_416) // 4096) * 4096
-    assert found.tiers[0].written_bytes == 8192 // chunk * each
-    assert (found.object_tokens, found.context_bytes, found.tail_bytes) == (chunk, each, 0)
-
-
-@pytest.mark.parametrize(
-    ("rule", "tails"), [("sglang-v4:tail", 2), ("sglang-v4:dense", 64), ("sglang", 0)]
-)
-def test_a_prompt_leaves_pages_and_windows_in_sglangs_host_pools(rule: str, tails: int) -> None:
-    """Two chunks of 8,192 tokens: the window at the end of each, or of every page."""
-    (host,) = engine_replay(rule, 16_384, tiers__host__ratio=6).tiers
-    assert host.written_bytes == 64 * 998_208 + tails * 8_160_000
-    assert host.capacity_bytes == 6 * 20_000 * 998_208
-    if tails:
-        assert host.tail_capacity_bytes == 6 * 2_000 * 8_160_000
+    prompt = request(range(1, tokens // 256 + 1), block=256)
+    (host,) = describe(replay([prompt], **asked | chosen)).tiers
+    assert host.written_bytes == host.peak_bytes == written_bytes
+    if "tiers__host__ratio" in chosen:
+        assert host.capacity_bytes == 6 * 20_000 * 998_208
+        assert host.tail_capacity_bytes == (None if rule == "sglang" else 6 * 2_000 * 8_160_000)
+    else:
+        assert host.useful_bytes == tokens * 15_401 // 4
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The record of a fleet: the case of a replay for all replicas together, and a row for each."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -49,24 +49,15 @@ def _distinct(blocks: Iterable[list[int]]) -> Ints:
 
 def repeated_bytes(fleet: Fleet) -> int:
     """What replicas have that one before has; other sizes count in common multiples."""
-    replicas = fleet.replicas
-    names = {
-        (each.config.prefix.rule, each.config.prefix.speculation, each.parts.shared_tokens)
-        for each in replicas
-    }
-    size = lcm(*(each.parts.shared_tokens for each in replicas))
-    if len(names) == 1:
-        held = [held_blocks(replica) for replica in replicas]
-    elif any(len(request.prefix_hashes) for request in fleet.requests):
-        path = number_prompts(collect_paths(fleet.requests), size).path
-        held = [
-            _distinct(path(each.number)[: it.found_tokens(each) // size] for each in it.served)
-            for it in replicas
-        ]
-    else:
+    if not any(len(request.prefix_hashes) for request in fleet.requests):
         return 0
+    size = lcm(*(each.parts.shared_tokens for each in fleet.replicas))
+    path = number_prompts(collect_paths(fleet.requests), size).path
     seen, total = np.zeros(0, np.int64), 0
-    for replica, blocks in zip(replicas, held, strict=True):
+    for replica in fleet.replicas:
+        blocks = _distinct(
+            path(each.number)[: replica.found_tokens(each) // size] for each in replica.served
+        )
         each_bytes = size // replica.parts.shared_tokens * shared_bytes(replica)
         total += int(np.isin(blocks, seen).sum()) * each_bytes
         seen = np.union1d(seen, blocks)
@@ -152,7 +143,7 @@ def describe_all(fleet: Fleet, fates: Fates) -> parts.ReplayResult:
         update=sums
         | {
             "pools": add_pools([each.pools for each in found]),
-            "constants": list(_all_constants(fleet.replicas)),
+            "constants": _all_constants(fleet),
             "reuse": run.add([r.reuse for r in computing], same=("shared_tokens",)),
             "work": run.add([each.work for each in found]),
             "arrived_ns": run.arrival_span_ns(fleet.config, fleet.requests),
@@ -178,19 +169,13 @@ def add_pools(replicas: Sequence[Sequence[parts.ReplayPool]]) -> list[parts.Repl
     return found
 
 
-def _all_constants(replicas: Sequence[Replica]) -> Iterator[parts.Constant]:
-    """The first replica's constants, and others' that differ, named by the first of a kind."""
-    known: set[tuple[str, float, str, str]] = set()
-    kinds = {each.settings: each for each in reversed(replicas)}
-    for replica in reversed(kinds.values()):
-        rows = run.list_constants(replica.replay)
-        first = replica is replicas[0]
-        for row in rows:
-            if (key := (row.name, row.value, row.unit, row.source)) not in known:
-                name = row.name if first else f"{replica.name}: {row.name}"
-                yield row.model_copy(update={"name": name})
-            if first:
-                known.add(key)
+def _all_constants(fleet: Fleet) -> list[parts.Constant]:
+    """The first replica's constants, and those in which decode replicas differ."""
+    rows = run.list_constants(fleet.replicas[0].replay)
+    for replica in (pool[0] for pool in fleet.pools[1:]):
+        others = [row for row in run.list_constants(replica.replay) if row not in rows]
+        rows += [row.model_copy(update={"name": f"{replica.name}: {row.name}"}) for row in others]
+    return rows
 
 
 def add_series(series: Sequence[parts.ReplaySeries], points: int) -> parts.ReplaySeries:

@@ -108,40 +108,29 @@ FindParts = Callable[[ReplayConfig, Sequence[Request]], Parts]
 
 
 class Group(NamedTuple):
-    """Replicas that are set alike; ``settings`` differ from the rest of the configuration."""
+    """Replicas behind one router, all alike; ``settings`` differ from what is asked for all."""
 
     name: str
     replicas: int
+    router: str
     config: ReplayConfig
     settings: Sequence[str] = ()
 
 
-def list_pools(config: ReplayConfig) -> list[tuple[list[Group], str]]:
-    """The groups of every pool and its router, prefill first; raises ``ConfigError``."""
+def list_groups(config: ReplayConfig) -> list[Group]:
+    """Replicas that do both; or first those that compute prompts, then those that decode."""
     fleet = config.fleet
-    if fleet.is_split:
-        prefill, decode = (
-            Group(
-                name, section.replicas, _change(config, section.settings, name), section.settings
-            )
-            for name, section in (("prefill", fleet.prefill), ("decode", fleet.decode))
+    if not fleet.is_split:
+        return [Group("replica", fleet.replicas, fleet.router, config)]
+    groups = [
+        Group(name, its.replicas, router, _change(config, its.settings, name), its.settings)
+        for name, its, router in (
+            ("prefill", fleet.prefill, fleet.router),
+            ("decode", fleet.decode, fleet.decode_router),
         )
-        bare = decode.config.model_copy(update={"tiers": TiersSection()})
-        decode = decode._replace(config=bare)
-        return [([prefill], fleet.router), ([decode], fleet.decode_router)]
-    groups = [Group("replica", fleet.replicas, config)] if fleet.replicas else []
-    for text in fleet.mixed:
-        try:  # as a shell reads it, so that quotes keep a value with blanks together
-            number, *settings = shlex.split(text) or [""]
-        except ValueError as error:
-            raise ConfigError(f"fleet.mixed has {text!r}: {error}: close its quotes.") from None
-        if not number.isdecimal() or not int(number):
-            raise ConfigError(
-                f"fleet.mixed has {text!r}: begin with how many replicas: 4 cost.gpus=4."
-            )
-        changed = _change(config, settings, "mixed")
-        groups.append(Group("replica", int(number), changed, settings))
-    return [(groups, fleet.router)]
+    ]
+    bare = groups[1].config.model_copy(update={"tiers": TiersSection()})
+    return [groups[0], groups[1]._replace(config=bare)]
 
 
 def _change(config: ReplayConfig, settings: Sequence[str], name: str) -> ReplayConfig:
@@ -210,59 +199,30 @@ class Replica:
             reach = max(reach, end)
 
 
-def _check_shared(replicas: Sequence[Replica], names: Sequence[str]) -> None:
-    """Refuse a tier that replicas share and see differently; raises ``ConfigError``."""
-    for name in names:
-        kinds = {
-            (
-                each.config.prefix.rule,
-                each.parts.shared_tokens,
-                each.config.tiers.layout,
-                getattr(each.config.tiers, name).model_dump_json(),
-            )
-            for each in replicas
-        }
-        if len(kinds) > 1:
-            raise ConfigError(
-                f"fleet.shared_tiers has {name}, and replicas differ in prefix.rule, in the "
-                f"tokens of a block or in tiers.{name}: they would keep objects that no other "
-                "finds. Set these alike, or share no tier."
-            )
-
-
 class Pool:
     """Replicas behind a router, which learns what is cached, and queues, ``delay_s`` late."""
 
     def __init__(self, replicas: list[Replica], router: Router, delay_s: float) -> None:
         self.replicas, self.router, self._delay_s = replicas, router, delay_s
-        parts = {id(replica.parts): replica.parts for replica in replicas}
-        self._parts = list(parts.values())
-        self._kinds = [list(parts).index(id(replica.parts)) for replica in replicas]
-        self._endpoints = [replica.endpoint for replica in replicas]
         self._has_tiers = any(replica.replay.tiers for replica in replicas)
 
-    def route(self, make: Callable[[Parts], Served]) -> tuple[int, Served]:
+    def route(self, served: Served) -> int:
         """Choose a replica; those that the router looks at take their turns first."""
-        alike = [make(parts) for parts in self._parts]
-        asked = alike[0]
         looks, views = self.router.looks, list[View]()
         if looks:
-            by_prefix = "prefix" in looks
-            keys = [each.keys if by_prefix else [] for each in alike]
-            pairs = zip(self._endpoints, self._kinds, strict=True)
-            views = [each.look(alike[kind], keys[kind]) for each, kind in pairs]
-            if by_prefix and self._has_tiers:
-                until_s = asked.arrival_s - self._delay_s
-                for replica, kind, view in zip(self.replicas, self._kinds, views, strict=True):
-                    replica.look_below(view, keys[kind], until_s)
-        place = self.router.choose(asked, views)
-        self.router.sent(asked, place)
-        endpoint, served = self._endpoints[place], alike[self._kinds[place]]
-        endpoint.advance(asked.arrival_s)
+            keys = served.keys if "prefix" in looks else []
+            views = [replica.endpoint.look(served, keys) for replica in self.replicas]
+            if "prefix" in looks and self._has_tiers:
+                for replica, view in zip(self.replicas, views, strict=True):
+                    replica.look_below(view, keys, served.arrival_s - self._delay_s)
+        place = self.router.choose(served, views)
+        self.router.sent(served, place)
+        endpoint = self.replicas[place].endpoint
+        endpoint.advance(served.arrival_s)
         if looks:
             endpoint.send(served, views[place].device_tokens)
         endpoint.give(served)
-        return place, served
+        return place
 
 
 def find_sessions(requests: Sequence[Request]) -> list[int]:
@@ -276,14 +236,12 @@ def find_sessions(requests: Sequence[Request]) -> list[int]:
 
 
 def check_sessions(requests: Sequence[Request], fleet: FleetSection) -> None:
-    """Refuse settings that keep sessions, where nothing says which requests belong together."""
-    keeps = fleet.router_session_affinity_ttl_secs > 0
-    asked = "router_session_affinity_ttl_secs" if keeps else "sessions think"
+    """Refuse think times where nothing says which requests belong together."""
     known = any(each.session is not None or len(each.prefix_hashes) for each in requests)
-    if not known and (keeps or fleet.sessions == "think"):
+    if fleet.sessions == "think" and not known:
         raise ConfigError(
-            f"fleet.{asked}: the trace has neither sessions nor block ids, so every request is "
-            "a session of its own and it would change nothing: leave it out, or take a trace "
+            "fleet.sessions think: the trace has neither sessions nor block ids, so every request "
+            "is a session of its own and it would change nothing: leave it out, or take a trace "
             "with conversations."
         )
 
@@ -302,7 +260,7 @@ def find_turns(
     none, so the time since the request before is an upper bound.
     """
     first_s, speed = (requests[0].arrival_s if requests else 0.0), config.workload.speed
-    thinks, think_s = config.fleet.sessions == "think", config.fleet.think_s
+    thinks = config.fleet.sessions == "think"
     past = dict[int, list[int]]()
     for number, request in enumerate(requests):
         before = past.setdefault(sessions[number], []) if thinks else []
@@ -310,8 +268,7 @@ def find_turns(
         seen = [each for each in before if ends_s[each] <= request.arrival_s]
         if seen:
             last = max(seen, key=lambda each: (ends_s[each], each))
-            gap_s = (request.arrival_s - ends_s[last]) / speed
-            yield last, True, gap_s if think_s is None else think_s
+            yield last, True, (request.arrival_s - ends_s[last]) / speed
         elif before:
             last = before[-1]
             yield last, False, (request.arrival_s - requests[last].arrival_s) / speed
@@ -348,11 +305,9 @@ class Fleet:
         self._shared = SharedTiers()
         self._draw = Random(config.measure.seed)
         self._pools = [
-            self._open(groups, name, decodes=stage > 0)
-            for stage, (groups, name) in enumerate(list_pools(config))
+            self._open(group, decodes=stage > 0) for stage, group in enumerate(list_groups(config))
         ]
         self.pools = [pool.replicas for pool in self._pools]  # replicas by pool, prefill first
-        _check_shared(self.pools[0], fleet.shared_tiers)
         self._in_order = fleet.sessions == "think" or bool(fleet.shared_tiers)
         self._sessions = [0] * len(requests)
         if fleet.sessions == "think" or any(pool.router.by_session for pool in self._pools):
@@ -375,21 +330,18 @@ class Fleet:
     def replicas(self) -> list[Replica]:
         return [replica for pool in self.pools for replica in pool]
 
-    def _open(self, groups: Sequence[Group], name: str, *, decodes: bool) -> Pool:
-        fleet, replicas = self.config.fleet, list[Replica]()
-        parts = [self._find(group.config, self.requests) for group in groups]
-        if fleet.block_tokens is None:
-            fleet = fleet.model_copy(update={"block_tokens": parts[0].memory.block_tokens})
-        router = open_router(name, fleet, sum(group.replicas for group in groups), self._draw)
+    def _open(self, group: Group, *, decodes: bool) -> Pool:
+        parts = self._find(group.config, self.requests)
+        size = parts.memory.block_tokens
+        router = open_router(group.router, group.replicas, size, self._draw)
         build = partial(build_replay, requests=self.requests, shared=self._shared)
-        make = partial(
-            Replica, looks=router.looks, build=build, decodes=decodes, records=self._records
-        )
-        for group, its_parts in zip(groups, parts, strict=True):
-            sent = find_sent(group.config, its_parts.memory)
-            numbers = range(len(replicas), len(replicas) + group.replicas)
-            replicas += [make(f"{group.name} {n}", group, its_parts, sent) for n in numbers]
-        return Pool(replicas, router, fleet.event_delay_ms / 1e3)
+        sent = find_sent(group.config, parts.memory)
+        make = partial(Replica, group=group, parts=parts, sent=sent, looks=router.looks)
+        replicas = [
+            make(f"{group.name} {n}", build=build, decodes=decodes, records=self._records)
+            for n in range(group.replicas)
+        ]
+        return Pool(replicas, router, self.config.fleet.event_delay_ms / 1e3)
 
     def close(self) -> None:
         """Let go of the requests; replicas are left to the collector of cycles."""
@@ -441,14 +393,11 @@ class Fleet:
         request, longest = self.requests[number], self._longest
         if len(self._pools) > 1 and not stage:
             longest = 1 if longest is None else min(1, longest)
-
-        def make(parts: Parts) -> Served:
-            served = begin_serving(number, request, now_s, parts.keys, longest)
-            served.session = self._sessions[number]
-            return served
-
         pool = self._pools[stage]
-        place, served = pool.route(make)
+        keys = pool.replicas[0].parts.keys
+        served = begin_serving(number, request, now_s, keys, longest)
+        served.session = self._sessions[number]
+        place = pool.route(served)
         replica = pool.replicas[place]
         if stage:
             assert replica.received

@@ -46,16 +46,6 @@ _WORKERS = {
 }
 """What dynamo starts in place of an engine's program, and adds for its events and for a role."""
 _FRONTENDS = {"dynamo": "", "dynamo-agentic": " --agentic"}
-_STACK = {"vllm": {"production-stack:prefixaware": "prefixaware"}}
-"""Routing logic of vLLM's production-stack."""
-_NO_COMMAND = {
-    "dynamo-decode": "chooses decode replicas alone (fleet.decode_router)",
-    "llm-d:precise": "is set in Kubernetes, in llm-d's endpoint picker",
-    "production-stack:kvaware": "needs LMCache's controller, which is not planned",
-}
-"""Why no command line starts a router."""
-_AS_STARTED = ("dynamo", "gateway", "router_session_affinity_ttl_secs")
-"""Settings that no command here says: they must be the defaults."""
 _DECODES = {"sglang": {"dynamo-decode": "power_of_two", "round_robin": "round_robin"}}
 """Policy of the engine's router that is nearest to a decode router."""
 _NIXL = "VLLM_NIXL_SIDE_CHANNEL_PORT=56${i}0 {}"
@@ -144,11 +134,9 @@ def launches(trial: Trial, gpus: int | None = None) -> Iterator[tuple[str, str]]
     if sum(roles.values()) == 1:
         yield "1 replica", server.command
         return
-    chosen = FleetSection()
-    known = all(getattr(fleet, each) == getattr(chosen, each) for each in _AS_STARTED)
     # with one prefill replica there is nothing to choose
-    by_dynamo = known and (router in _FRONTENDS or roles.get("prefill") == 1)
-    by_dynamo &= "" in roles or fleet.decode_router == chosen.decode_router
+    by_dynamo = router in _FRONTENDS or roles.get("prefill") == 1
+    by_dynamo &= "" in roles or fleet.decode_router == FleetSection().decode_router
     flags, port = _LISTENS[engine]
     command, of_role = f"{server.command} {flags} {port}", f" {family.launch.role}"
     if by_dynamo:
@@ -168,36 +156,22 @@ def launches(trial: Trial, gpus: int | None = None) -> Iterator[tuple[str, str]]
     if by_dynamo:
         label = "router (ai-dynamo 1.6.1; finds the replicas by etcd)"
         yield label, f"python -m dynamo.frontend --router-mode kv{_FRONTENDS.get(router, '')}"
-    elif not known:
-        yield f"router: no command of {router} has these settings of fleet", ""
-    elif router in _NO_COMMAND:
-        yield f"router: {router} {_NO_COMMAND[router]}, so no command is here", ""
     else:
-        yield _router(engine, router, fleet.decode_router, spreads, server.command)
+        yield _router(engine, router, fleet.decode_router, spreads)
 
 
 def _router(
-    engine: str, router: str, decode_router: str, spreads: Mapping[str, _Spread], started: str
+    engine: str, router: str, decode_router: str, spreads: Mapping[str, _Spread]
 ) -> tuple[str, str]:
     """What a router is, and its command with the addresses of the replicas."""
     port = _LISTENS[engine][1]
     policy = _ROUTERS[engine].get(router)
     decode = _DECODES.get(engine, {}).get(decode_router)
     project, program = _PROGRAMS[engine]
-    if "" in spreads and (logic := _STACK.get(engine, {}).get(router)):
-        urls, model = spreads[""].urls("http://", port), started.split()[2]
-        words = [
-            f"vllm-router --service-discovery static --routing-logic {logic}",
-            f"--static-backends $(echo {urls} | tr ' ' ,)",
-            f"--static-models $(for u in {urls}; do echo {model}; done | paste -sd,)",
-        ]
-        return "router (vLLM's production-stack; your hosts as URLs)", " ".join(words)
     if policy and "" in spreads:
         urls = spreads[""].urls("http://", port)
-        return (
-            f"router ({project}; your hosts as URLs)",
-            f"{program} {policy} --worker-urls {urls}",
-        )
+        label = f"router ({project}; your hosts as URLs)"
+        return label, f"{program} {policy} --worker-urls {urls}"
     if policy and decode:
         prefills = spreads["prefill"].urls("", port[:-1])
         ports = f"http://${{p}}0 {_BOOTSTRAP.replace('${i}', '${p: -1}')}"
@@ -208,7 +182,5 @@ def _router(
         ]
         planned = "" if decode == decode_router else f"; planned with {decode_router}"
         return f"router ({project}; your hosts as URLs{planned})", " ".join(words)
-    if "prefill" in spreads:
-        then = f"{router} for prefill and {decode_router} for decode"
-        return f"router: {project} has no {then}, so no command is here", ""
-    return f"router: {project} has no policy of {router}, so no command is here", ""
+    then = f" for prefill and {decode_router} for decode" if "prefill" in spreads else ""
+    return f"router: no command is known of {router}{then}", ""

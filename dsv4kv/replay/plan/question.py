@@ -101,7 +101,6 @@ _DECIDED = {
     "fleet.replicas": "replicas are searched",
     "fleet.router": "say --router",
     **{f"fleet.{role}": "say --split" for role in ("prefill", "decode")},
-    "fleet.mixed": "replicas of a deployment are of one kind",
     "fleet.gpu_hour_price": "say --price",
     "workload.trace": "name the trace first",
     "workload.speed": "say --speed",

@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from dsv4kv.budget.gpus import load_gpu
-from dsv4kv.core.clock import COUNTS
 from dsv4kv.replay.clock.fit import _least_squares
 from dsv4kv.replay.clock.steps import Coefficients, HeldOut
 from tests.replay.clock.points import FIXED, Floats, Point, Spent, count_point, points
@@ -113,24 +111,8 @@ def by_model(values: Values, each: Counted) -> Floats:
 
 
 def by_coefficients(made: Coefficients, each: Counted) -> Floats:
-    """A point by coefficients."""
-    point = each.point
-    bandwidth = (load_gpu(point.gpu).bandwidth_gbps or 0) * 1e9
-    split = point.row["dp"] == 1
-    context_ns = made.split_context_ns if split else made.context_ns
-    apart = made.across_hosts if split and point.row["gpus"] > made.host_gpus else 1.0
-    rates = {
-        "decode_layers": apart * made.decode_layer_us / 1e6,
-        "draft_passes": made.draft_us / 1e6,
-        "weight_bytes": 1 / (made.bandwidth_share * bandwidth),
-        "context_tokens": context_ns / 1e12,
-        "prompt_layers": apart * made.prompt_layer_us / 1e6,
-        "mflop": 1e-6 / made.tflops,
-        "state_bytes": made.state_passes / bandwidth,
-        "sent_tokens": made.all_to_all_ns / 1e9,
-        "prefix_tokens": made.prefix_ns / 1e12,
-    }
-    return each.predict(np.array([rates.get(name, 0) for name in COUNTS]), made.client_ms / 1e3)
+    times = each.spent.times.by(made)
+    return each.predict(np.array(times.timer.rates), times.client_s)
 
 
 def errors(predict: Predict, values: Values, counted: Sequence[Counted]) -> Floats:

@@ -22,7 +22,7 @@ from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.core.clock import COUNTS, Counts, LinearTimes
 from dsv4kv.core.served import Served
 from dsv4kv.replay.build import build_replay
-from dsv4kv.replay.clock.steps import Coefficients, find_coefficients
+from dsv4kv.replay.clock.steps import Coefficients, ModelTimes, find_coefficients
 from dsv4kv.traces.request import Request
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "serving"
@@ -133,6 +133,7 @@ class Spent:
     moments: NDArray[np.int64]
     further: Floats  # float64[requests]: tokens after the first
     tokens: int  # in and out
+    times: ModelTimes  # of its deployment
 
     def seconds(self, rates: Floats) -> tuple[Floats, Floats, float]:
         """Times to the first token and of a further one, and of the whole run.
@@ -183,7 +184,8 @@ def count_point(point: Point) -> Spent:
     steps[:, COUNTS.index("prompt_layers")] = layers * (decodes == 0)
     further = np.array([row.output_tokens - 1 for row in rows], dtype=float)
     steps, moments = _joined(steps, moments)
-    return Spent(steps, moments, further, sum(r.total_tokens + 1 for r in made.requests))
+    tokens = sum(request.total_tokens + 1 for request in made.requests)
+    return Spent(steps, moments, further, tokens, made.times)
 
 
 def _joined(steps: Floats, moments: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:

@@ -1,6 +1,5 @@
 """A fleet in the record."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,8 @@ from hypothesis import strategies as st
 
 from dsv4kv.config.load import Point, expand_axes, load_config
 from dsv4kv.config.replay import MOST_REPLICAS, FleetSection, ReplayConfig, unused_setting
-from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import read_requests
 from dsv4kv.replay.fleet.case import add_series, repeated_bytes, serve_point, shared_bytes
-from dsv4kv.replay.fleet.run import list_pools
 from dsv4kv.replay.run import run_replay
 from dsv4kv.runs.parts import ReplayResult, ReplaySeries
 from dsv4kv.runs.points import Invocation
@@ -48,15 +45,6 @@ def test_a_fleet_of_one_is_recorded_as_one_server_and_its_fleet(tiers: dict[str,
     assert fleet.cache == alone.cache
     samples = {each.name: sorted(each.samples_ns) for each in fleet.latencies}
     assert samples == {each.name: sorted(each.samples_ns) for each in alone.latencies}
-
-
-@pytest.mark.parametrize(("limit_ms", "share"), [(1e-6, 0), (1e6, 48)])
-def test_requests_that_keep_the_slo_are_good(limit_ms: float, share: int) -> None:
-    (case,) = run(fleet__replicas=2, fleet__slo__ttft_ms=limit_ms).cases
-    fleet = result(case).fleet
-    assert fleet is not None
-    assert fleet.good_requests == share
-    assert fleet.slo == pytest.approx({"ttft": limit_ms * 1e6})
 
 
 def test_a_split_fleet_is_recorded_with_what_it_sent() -> None:
@@ -113,14 +101,10 @@ def test_series_of_replicas_add_up_to_what_all_held() -> None:
     [
         ({"router": "dynamo"}, "fleet.router is given and there is no fleet"),
         ({"slo": {"ttft_ms": 5}}, "fleet.slo is given and there is no fleet"),
-        ({"sessions": "think"}, "fleet.sessions is given and there is no fleet"),
-        ({"gpu_hour_price": 2.0}, "fleet.gpu_hour_price is given and there is no fleet"),
-        ({"replicas": 2, "think_s": 0.0}, "fleet.sessions is trace"),
         ({"replicas": 2, "decode_router": "dynamo"}, "decode_router is given and no replica"),
-        ({"replicas": 2, "transfer": {"gbps": 1}}, "fleet.transfer is given and no replica"),
         ({"replicas": 2, "shared_tiers": ["remote"]}, "shared_tiers has remote, and there is no"),
         ({"replicas": 2, "shared_tiers": ["host"]}, ""),
-        ({"replicas": 2, "router": "dynamo", "sessions": "think", "think_s": 0.0}, ""),
+        ({"replicas": 2, "router": "dynamo", "sessions": "think"}, ""),
         ({}, ""),
     ],
 )
@@ -132,56 +116,41 @@ def test_a_setting_without_effect_is_told_with_what_to_do(
     assert bool(found) == bool(said)
 
 
-def test_constants_of_other_replicas_are_named_by_the_first_of_their_kind() -> None:
-    (case,) = run(fleet__replicas=1, fleet__mixed='["2 cost.gpus=4"]').cases
+def test_constants_of_decode_replicas_that_differ_are_named_by_the_first() -> None:
+    split: dict[str, Any] = {"fleet__prefill__replicas": 1, "fleet__decode__replicas": 2}
+    (case,) = run(**split, fleet__decode__settings='["cost.gpus=4"]').cases
     found = {each.name: each.value for each in result(case).constants}
-    assert (found["GPUs"], found["replica 1: GPUs"]) == (2, 4)
-    assert {name.partition(": ")[0] for name in found if ": " in name} == {"replica 1"}
+    assert (found["GPUs"], found["decode 0: GPUs"]) == (2, 4)
+    assert {name.partition(": ")[0] for name in found if ": " in name} == {"decode 0"}
 
 
 def test_what_replicas_with_other_blocks_hold_twice_is_counted_by_the_trace() -> None:
-    """Two replicas of 128 and of 256 tokens a block, each given both of two equal prompts."""
+    """Prompts in blocks of 128 tokens are computed, and decoded in blocks of 256."""
     config = small_config(
-        fleet__replicas=1, fleet__mixed='["1 cache.block_tokens=256"]', cache__num_blocks=64
+        fleet__prefill__replicas=1,
+        fleet__decode__replicas=1,
+        fleet__decode__settings='["cache.block_tokens=256"]',
     )
-    same = [request(range(1, 6), at=float(at)) for at in range(4)]
-    alone = [request(range(100, 104), at=4.0), request(range(200, 204), at=5.0)]
-    outcome = run_fleet(config, [*same, *alone])
-    _, second = outcome.replicas
-    assert [len(each.served) for each in outcome.replicas] == [3, 3]
-    # five blocks of 128 tokens are two whole ones of 256; what comes once is held once
-    assert repeated_bytes(outcome) == 2 * shared_bytes(second)
-
-
-def test_quotes_keep_a_value_with_blanks_together() -> None:
-    mixed = """['2 "server.command=--tp 4 --mem-fraction-static 0.88" cost.gpus=4']"""
-    ((group,), _), *rest = list_pools(small_config(fleet__mixed=mixed))
-    assert not rest
-    assert group.config.server.command == "--tp 4 --mem-fraction-static 0.88"
-    with pytest.raises(ConfigError, match="close its quotes"):
-        list_pools(small_config(fleet__mixed="""['2 "server.command=--tp 4']"""))
-    with pytest.raises(ConfigError, match="begin with how many replicas"):
-        list_pools(small_config(fleet__mixed="[' ']"))
+    outcome = run_fleet(config, [request(range(1, 6), at=float(at)) for at in range(2)])
+    # five blocks of 128 tokens are two whole ones of 256
+    assert repeated_bytes(outcome) == 2 * shared_bytes(outcome.replicas[1])
 
 
 @pytest.mark.parametrize(
-    "fleet",
-    [{"replicas": 1, "mixed": ("4096 cost.gpus=4",)},
-     {"prefill": {"replicas": 4000}, "decode": {"replicas": 97}}],
-)  # fmt: skip
+    "fleet", [{"replicas": 4097}, {"prefill": {"replicas": 4000}, "decode": {"replicas": 97}}]
+)
 def test_more_replicas_than_can_be_looked_at_are_refused(fleet: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"replicas are more than a fleet may have, 4,096"):
         FleetSection(**fleet)
     assert FleetSection(replicas=MOST_REPLICAS).exists
 
 
-KINDS = (
+SIDES = (
     "cost.gpu=b200 cost.gpus=4",
     "cost.gpus=4 cost.tp=1 cost.dp=4",
     "cache.block_tokens=256",
     "prefix.rule=vllm-v4:semantic cache.num_blocks=500",
     "prefix.rule=sglang-v4:tail cache.num_blocks=500",
-    "cache.num_blocks=6",
     "scheduler.max_requests=2",
 )
 
@@ -189,13 +158,16 @@ KINDS = (
 @settings(max_examples=10)
 @given(
     seed=st.integers(0, 10**6),
-    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4),
+    sides=st.tuples(st.sampled_from(SIDES), st.sampled_from(SIDES)),
     router=st.sampled_from(["round_robin", "dynamo", "cache_aware", "llm-d:precise"]),
 )
-def test_whatever_is_mixed_adds_up(seed: int, kinds: list[str], router: str) -> None:
+def test_whatever_differs_adds_up(seed: int, sides: tuple[str, str], router: str) -> None:
+    texts = [side.split() for side in sides]
     config = small_config(
-        fleet__replicas=1,
-        fleet__mixed=json.dumps([f"{1 + n % 2} {kind}" for n, kind in enumerate(kinds)]),
+        fleet__prefill__replicas=2,
+        fleet__prefill__settings=texts[0],
+        fleet__decode__replicas=1,
+        fleet__decode__settings=texts[1],
         fleet__router=router,
     )
     requests = random_requests(seed, 30, 10)
@@ -204,17 +176,16 @@ def test_whatever_is_mixed_adds_up(seed: int, kinds: list[str], router: str) -> 
     assert case.status == "complete"
     assert totals is not None
     assert fleet is not None
-    replicas = fleet.replicas
-    assert sum(each.requests for each in replicas) == totals.requests + totals.rejected == 30
-    assert sum(each.output_tokens for each in replicas) == totals.output_tokens
-    assert sum(each.prompt_tokens for each in replicas) == fleet.prompt_tokens
-    computed = sum(each.computed_tokens for each in replicas)
+    prefill = fleet.replicas[:2]
+    assert sum(each.requests for each in prefill) == totals.requests + totals.rejected == 30
+    assert sum(each.output_tokens for each in fleet.replicas) == totals.output_tokens
+    assert sum(each.prompt_tokens for each in prefill) == fleet.prompt_tokens
+    computed = sum(each.computed_tokens for each in prefill)
     assert computed == found.reuse.computed_tokens
     assert computed - found.reuse.again_tokens + fleet.saved_tokens == fleet.prompt_tokens
     assert fleet.saved_tokens <= fleet.ideal_saved_tokens
     assert fleet.pooled_saved_tokens <= fleet.ideal_saved_tokens
     assert fleet.repeated_bytes <= fleet.held_bytes
-    assert fleet.gpus == sum(each.gpus for each in replicas)
+    assert fleet.gpus == sum(each.gpus for each in fleet.replicas)
     units = sum(pool.units or 0 for pool in found.pools if pool.name == "blocks")
-    assert units == sum(500 if "=500" in e.settings else 6 if e.settings == KINDS[5] else 64
-                        for e in replicas)  # fmt: skip
+    assert units == sum(500 if "=500" in each.settings else 64 for each in fleet.replicas)

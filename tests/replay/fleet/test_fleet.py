@@ -15,7 +15,6 @@ from dsv4kv.core.served import Served
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.build import build_replay
 from dsv4kv.replay.fleet.case import Fates, describe_all, ideal_saved_tokens
-from dsv4kv.replay.fleet.routers import Ring
 from dsv4kv.replay.fleet.run import Fleet, find_sent
 from dsv4kv.replay.memory import plan_memory
 from dsv4kv.replay.run import describe_replay, describe_totals
@@ -133,7 +132,7 @@ def test_every_request_is_served_once_and_in_order(
     seed: int, router: str, rule: str, split: bool, think: bool
 ) -> None:
     requests = random_requests(seed, 25, 8, SHORT, block=256)
-    kind: dict[str, Any] = {"fleet__replicas": 2, "fleet__mixed": ["1 cost.gpus=4"]}
+    kind: dict[str, Any] = {"fleet__replicas": 3}
     if split:
         kind = {"fleet__prefill__replicas": 2, "fleet__decode__replicas": 2}
     kind |= {"fleet__router": router, "fleet__sessions": "think" if think else "trace"}
@@ -205,38 +204,36 @@ def test_a_turn_comes_a_think_time_after_the_answer_before_it() -> None:
     assert finished_s is not None
     assert answers[1].arrival_s == pytest.approx(finished_s + 3.0, rel=1e-12)
     assert answers[2].arrival_s == pytest.approx(finished_s + 3.5, rel=1e-12)
-    config = small_config(fleet__replicas=2, fleet__sessions="think", fleet__think_s=0.5)
-    answers = run_fleet(config, [first, second]).answers
-    assert answers[1].arrival_s == pytest.approx(finished_s + 0.5, rel=1e-12)
 
 
-@pytest.mark.parametrize(("delay_ms", "replica"), [(0, 0), (9_000, 0), (11_000, 1)])
+@pytest.mark.parametrize(("delay_ms", "known"), [(0, True), (9_000, True), (11_000, False)])
 def test_a_router_knows_what_is_cached_after_the_delay_of_events(
-    monkeypatch: pytest.MonkeyPatch, delay_ms: float, replica: int
+    delay_ms: float, known: bool
 ) -> None:
-    monkeypatch.setattr("dsv4kv.replay.fleet.routers._KV_AWARE_TOKENS", 200)
-    ring = Ring(2)  # by which sessions go where nothing is known to be cached
-    one, other = (next(n for n in range(99) if ring.find(n) == place) for place in (0, 1))
+    """Of ten prompts, 10.2 s before each is longer."""
     requests = [
-        Request(0.0, 512, 1, (1, 2, 3, 4), 128, session=one),
-        Request(10.2, 640, 1, (1, 2, 3, 4, 5), 128, session=other),
+        request(range(10 * n, 10 * n + 4 + more), at=100.0 * n + 10.2 * more, output=1)
+        for n in range(10)
+        for more in (0, 1)
     ]
-    router = {"fleet__router": "production-stack:kvaware", "fleet__event_delay_ms": delay_ms}
+    router = {"fleet__router": "llm-d:precise", "fleet__event_delay_ms": delay_ms}
     outcome = run_fleet(small_config(fleet__replicas=2, **router, **AMPLE), requests)
-    found = [[each.number for each in each.served] for each in outcome.replicas]
-    assert found == ([[0, 1], []] if replica == 0 else [[0], [1]])
+    given = [{each.number // 2 for each in replica.served} for replica in outcome.replicas]
+    assert bool(given[0] & given[1]) != known
 
 
 @pytest.mark.parametrize(
     ("chosen", "sentence"),
     [
-        ({"fleet__mixed": ["2 cost.gpu=h2OO"]}, "h2OO"),
-        ({"fleet__mixed": ["2 cost.gqus=4"]}, "fleet.mixed: cost.gqus=4: unknown key"),
+        (["cost.gpu=h2OO"], "h2OO"),
+        (["cost.gqus=4"], "fleet.decode: cost.gqus=4: unknown key"),
+        (["fleet.router=dynamo"], "which is not of a replica"),
     ],
 )
 def test_replicas_that_cannot_be_set_so_are_refused(chosen: Any, sentence: str) -> None:
+    split = {"fleet__prefill__replicas": 1, "fleet__decode__replicas": 1}
     with pytest.raises(ConfigError, match=sentence):
-        run_fleet(small_config(**chosen), random_requests(1, 4))
+        run_fleet(small_config(**split, fleet__decode__settings=chosen), random_requests(1, 4))
 
 
 def test_a_router_knows_which_blocks_are_in_use_as_their_users_come_and_go() -> None:
@@ -253,31 +250,10 @@ def test_a_router_knows_which_blocks_are_in_use_as_their_users_come_and_go() -> 
         given[number] = asked
 
 
-@pytest.mark.parametrize(
-    "asked", [{"fleet__router_session_affinity_ttl_secs": 60}, {"fleet__sessions": "think"}]
-)
-def test_keeping_sessions_is_refused_where_a_trace_has_none(asked: dict[str, Any]) -> None:
+def test_think_times_are_refused_where_a_trace_has_no_sessions() -> None:
     bare = [request(at=0.1 * n, input_tokens=100) for n in range(4)]
-    config = small_config(fleet__replicas=2, **asked)
+    config = small_config(fleet__replicas=2, fleet__sessions="think")
     with pytest.raises(ConfigError, match="neither sessions nor block ids, so every request is"):
         run_fleet(config, bare)
     run_fleet(config, [*bare, request([1], at=1.0)])
     run_fleet(small_config(fleet__replicas=2, fleet__router="consistent_hashing"), bare)
-
-
-@pytest.mark.parametrize(
-    "differs",
-    ["cache.block_tokens=256", "prefix.rule=vllm-v4:semantic", "tiers.remote.capacity_bytes=2GiB"],
-)
-def test_a_tier_that_all_share_is_the_same_for_all(differs: str) -> None:
-    """By another rule, or in blocks of another size, ids name something else."""
-    chosen = {
-        "tiers__remote__capacity_bytes": "1GiB",
-        "fleet__shared_tiers": "[remote]",
-        "fleet__replicas": 1,
-        "cache__num_blocks": 400,
-    }
-    requests = random_requests(1, 8, 6)
-    with pytest.raises(ConfigError, match=r"shared_tiers has remote, and replicas differ"):
-        run_fleet(small_config(**chosen, fleet__mixed=f'["1 {differs}"]'), requests)
-    run_fleet(small_config(**chosen, fleet__mixed='["1 cost.gpu=b200 cost.gpus=4"]'), requests)

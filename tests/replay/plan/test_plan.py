@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,7 +32,6 @@ from dsv4kv.replay.plan.trial import (
     simulate,
 )
 from dsv4kv.traces.request import Request
-from dsv4kv.view.plan import plan_page
 from tests.replay.clock.test_fit import run
 
 MODEL = "v4-flash"
@@ -143,16 +143,14 @@ def test_fewer_replicas_than_the_work_needs_break_a_limit(engine: str) -> None:
 @pytest.mark.parametrize("slo", ["ttft_p50=300ms", "ttft_p90=900ms", "latency_p50=800ms"])
 @pytest.mark.parametrize("split", [None, Split(1, 1)])
 def test_a_simulation_that_is_given_up_would_have_broken_a_limit(
-    monkeypatch: pytest.MonkeyPatch, slo: str, split: Split | None
+    slo: str, split: Split | None
 ) -> None:
     asked = question(6, slo)
     kind = kinds_of(replace(asked, slos=LOOSE), splits=[split])[0]
     given_up = simulate(asked, asked.requests, kind, 1, 50.0)
     assert not given_up.meets
     assert not given_up.values_s
-    whole = simulate(asked, asked.requests, kind, 1, 50.0, to_end=True)
-    assert not whole.meets
-    assert whole.excess(asked.slos) > 1
+    assert simulate(asked, asked.requests, kind, 1, 50.0, to_end=True).excess(asked.slos) > 1
     for speed in (1.0, 2.0, 5.0, 10.0):
         quick, sure = (
             simulate(asked, asked.requests, kind, 1, speed, to_end=each) for each in (False, True)
@@ -162,27 +160,19 @@ def test_a_simulation_that_is_given_up_would_have_broken_a_limit(
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm", "sglang:0.5.15"])
 @pytest.mark.parametrize("preset", ["v4-flash", "v4-pro"])
-@pytest.mark.parametrize("drafts", [0, 3])
 def test_a_launch_command_is_read_as_the_layout_it_was_written_for(
-    engine: str, preset: str, drafts: int
+    engine: str, preset: str
 ) -> None:
-    for layout in layouts_of(preset):
-        command = launch_command(engine, preset, layout, drafts)
-        reading = read_command(command)
+    for layout, drafts in product(layouts_of(preset), (0, 3)):
+        reading = read_command(launch_command(engine, preset, layout, drafts))
         assert not reading.unknown
         assert not reading.uncounted
-        texts = {**reading.texts, "gpu": "b300"}
-        (scenario,) = resolve(read_inputs(texts))
+        assert reading.texts["model"] == preset
+        (scenario,) = resolve(read_inputs({**reading.texts, "gpu": "b300"}))
         found = scenario.layout
         assert (found.tp, found.dp, found.pp) == (layout.tp, layout.dp, layout.pp)
         assert found.expert_ranks == layout.expert_ranks
-        assert texts["model"] == preset
-
-
-def test_the_path_of_a_model_is_one_word_of_a_launch_command() -> None:
-    path = "it's; $(x)"
-    command = launch_command("sglang", path, layouts_of("v4-flash")[0])
-    assert path in shlex.split(command)
+    assert "it's; $(x)" in shlex.split(launch_command(engine, "it's; $(x)", Layout(tp=8)))
 
 
 def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:
@@ -278,17 +268,6 @@ def test_the_highest_rate_of_some_gpus_keeps_the_limits_and_a_higher_one_does_no
     assert not simulate(asked, asked.requests, kinds[0], 1, best.speed * 1.1).meets
 
 
-def test_a_runner_up_of_a_higher_rate_is_called_a_tie() -> None:
-    asked = replace(question(1, "ttft_p90=700ms"), exactly=True)
-    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])))
-    assert answer.best is not None
-    assert answer.second is not None
-    slower = replace(answer, best=replace(answer.best, rate=0.95 * answer.second.rate))
-    for each, ties in ((answer, 0), (slower, 1)):
-        page = plan_page(each, asked, gpus=["b200"], trace=None)
-        assert sum("a tie, as rates are searched" in str(part) for part in page.answer) == ties
-
-
 def test_a_trace_too_short_to_say_what_rate_is_sustained_is_refused() -> None:
     asked = replace(question(1, "ttft_p90=20s"), exactly=True)
     kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP8"]
@@ -313,9 +292,6 @@ def test_a_queue_that_grows_breaks_a_limit_however_long_it_is() -> None:
     assert simulate(asked, requests, kinds[0], 2, 1.0).meets
 
 
-SPLITS_REFUSED = ("1", "0:1", "a:b", "1:2:3", "-1:1", f"{'9' * 400}:1")
-
-
 @pytest.mark.parametrize(
     ("read", "given", "said"),
     [
@@ -325,11 +301,11 @@ SPLITS_REFUSED = ("1", "0:1", "a:b", "1:2:3", "-1:1", f"{'9' * 400}:1")
         (parse_slos, ["ttft_p99=2s", "ttft_p99=3s"], "has a limit already"),
         (parse_slos, ["tpot_p50=50ms"], "how long a request may wait"),
         (parse_slos, [], "how long a request may wait"),
-        *((parse_splits, [text], "write prefill and decode replicas") for text in SPLITS_REFUSED),
+        *((parse_splits, [text], "write prefill and decode replicas")
+          for text in ("1", "0:1", "a:b", "-1:1", f"{'9' * 400}:1")),
         (partial(poisson, 10**400, 1, 1.0), 0, "give at most 2,147,483,647 tokens"),
-        (partial(poisson, 1, 10**400, 1.0), 0, "give at most 2,147,483,647 tokens"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_searched_for_is_refused(
     read: Callable[[Any], object], given: object, said: str
 ) -> None:
@@ -344,22 +320,14 @@ def test_what_cannot_be_searched_for_is_refused(
         (["--price", "h200=nan", "--price", "b200=4"], "more than 0"),
         (["--price", "h100=2"], "h100 is not asked about: --gpu h200,b200"),
         (["--price", "h200=2"], "give one for b200"),
-        (["--price", "h200=2", "--price", "h200=3"], "has a price already"),
-        (["--gpu", ""], "--gpu '': name at least one"),
-        (["--router", ","], "--router '': name at least one"),
         (["--split", ""], "--split '': name at least one"),
-        (["--gpus", "4", "--most-gpus", "2"], "keep one"),
-        (
-            ["--slo", "tpot_p50=9ms", "--isl", "9", "--osl", "1", "--rate", "1"],
-            "every answer has one token",
-        ),
-        *[
-            (["--set", f"{key}=2"], f"plan decides {key.removesuffix('.replicas')}")
-            for key in ("cost.tp", "workload.speed", "model.preset", "fleet.prefill.replicas")
-        ],
+        (["--slo", "tpot_p50=9ms", "--isl", "9", "--osl", "1", "--rate", "1"],
+         "every answer has one token"),
+        (["--set", "cost.tp=2"], "plan decides cost.tp"),
+        (["--set", "fleet.prefill.replicas=2"], "plan decides fleet.prefill"),
         (["--speed", "inf"], "Invalid value for '--speed'"),
     ],
-)
+)  # fmt: skip
 def test_what_would_have_no_effect_or_no_sense_is_refused(words: list[str], said: str) -> None:
     trace = [] if "--isl" in words else ["builtin:chat"]
     done = run(["plan", *trace, "--slo", "ttft_p99=2s", *words])

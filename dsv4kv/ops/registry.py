@@ -123,7 +123,11 @@ def _import(module: str, attribute: str) -> Any:
     except BaseException as error:
         if not _is_missing(module, error):
             raise _failed(module, error) from error
-        raise ConfigError(f"no module {module!r} is installed.") from None
+        file = module.replace(".", "/") + ".py"
+        here = f" For {file} in this folder write {file}:{attribute}."
+        raise ConfigError(
+            f"no module {module!r} is installed.{here if Path(file).is_file() else ''}"
+        ) from None
 
 
 def _is_missing(module: str, error: BaseException) -> bool:

@@ -8,7 +8,7 @@ CONFIG ?= default
 
 ENGINES ?= build/engines
 
-.PHONY: bench check check-fast clean compiled compilers core endure engines full fuzz house kills python shuffle site tour traces words
+.PHONY: bench check check-fast clean compiled compilers core endure engines full fuzz house kills python reach shuffle site tour traces words
 
 bench: $(VENV)/installed
 	$(BIN)/dsv4kv bench $(CONFIG)
@@ -93,6 +93,10 @@ $(ENGINES)/unpacked: | python
 # a terminal of 80 columns, in a pipe, without colours and without UTF-8; an hour.
 tour: $(VENV)/installed-test
 	$(BIN)/python -m tests.tour
+
+# Functions that no documented command calls: candidates for deletion. An hour.
+reach: $(VENV)/installed-test
+	$(BIN)/python -m tests.reach
 
 # Compiles dsv4kv/core in place by mypyc, for an editable install; wheels carry it compiled.
 core: $(VENV)/installed-test

@@ -59,7 +59,7 @@ class StepWork:
             assert schema.window is not None
             stored = min(tokens, len(self.after) * schema.window.entries)
             moved = _inserted(schema.window.format, stored)
-            keyed = schema.layer.layer_idx in keyed_layers(each.layer for each in self.schemas)
+            keyed = schema.layer.layer_idx in self._keyed
             parts = [(schema.main, schema.state_shape)]
             parts += [(schema.indexer, schema.indexer_state_shape)] if keyed else []
             for made, state in parts if operation == "step_write" else ():
@@ -161,6 +161,11 @@ class StepWork:
             moved += entries * owner.main.format.entry_bytes + places * _TABLE_BYTES
             attended += entries
         return attended, moved, 4 * attended * heads * dims
+
+    @cached_property
+    def _keyed(self) -> frozenset[int]:
+        """Layers with an index."""
+        return keyed_layers([each.layer for each in self.schemas])
 
     @cached_property
     def _last(self) -> Ints:

@@ -336,6 +336,8 @@ def peak_lines(found: Answer) -> Iterator[Line]:
         for held in overhead.headroom:
             yield Line("part", *held)
         estimated = sum(held.size_bytes for held in overhead.headroom)
+        if (over := estimated - (use.memory - use.budget)) > 0:
+            yield Line("part", "rounding of the share", -over, "to three digits, by the engine")
         if use.headroom:
             kind: Kind = "part" if estimated + use.headroom < use.memory - use.budget else "more"
             yield Line(kind, "indexer logits", use.headroom, _reason(found, "logits_limit"))

@@ -28,8 +28,13 @@ _MAX_OPTIONS, _MAX_FLAGS, _MAX_POINTS = 3, 6, 12
 _FEW = 0.75  # of the requests that an option promises: fewer in a start with less memory are said
 _LONG_CHANGE = 45  # letters of an option: more make a narrow terminal's row three
 _MAX_LINE = 300  # characters of a log's line, three rows
-_SIGNS = {"whole": "", "taken": "− ", "part": "    of it ", "more": "    not in it ", "left": "= "}
+_SIGNS = {"whole": "", "taken": "− ", "part": "    of it ", "more": "    not in it ", "left": "= ",
+          "less": "    less "}  # fmt: skip
 _MAX_VALUE = 34  # letters: deepseek-ai/DeepSeek-V4.1-Flash and a little
+
+
+def _kind(line: an.Line) -> str:
+    return "less" if line.kind == "part" and line.size_bytes < 0 else line.kind
 
 
 def budget_page(
@@ -113,7 +118,7 @@ def _sections(found: an.Answer, given: Mapping[str, str]) -> Iterator[tb.Section
         )
     missing = f"Not counted: {', '.join(an.overhead_of(found).unknown)}."
     peak: tb.Columns = [
-        ("one GPU", lambda line: f"{_SIGNS[line.kind]}{line.what}"),
+        ("one GPU", lambda line: f"{_SIGNS[_kind(line)]}{line.what}"),
         ("size", lambda line: tb.size(abs(line.size_bytes))),
         ("source", lambda line: line.source.partition(";")[0]),
     ]

@@ -16,6 +16,7 @@ from dsv4kv.record.folder import STREAMS, Recording
 from dsv4kv.runs.store import DIGEST, digest, dumps
 from tests.bench.compare.launched import make_launched_record
 from tests.budget.launches import LAUNCHES
+from tests.budget.pasted import PASTED
 from tests.commands import COMMANDS, leaves, write_files
 from tests.diagnose.faults.results import SGLANG as SGLANG_RUN
 from tests.diagnose.faults.results import VLLM as VLLM_RUN
@@ -307,8 +308,8 @@ READERS = {
         "odd.sqlite",
     ),
     "command": Reader(
-        ("budget --command FILE", "lint FILE", "lint FILE --json"),
-        _text(*(launch.text for launch in LAUNCHES)),
+        ("budget --command FILE", "explain FILE", "lint FILE", "lint FILE --json"),
+        _text(*(launch.text for launch in LAUNCHES + PASTED)),
         (mt.damage, mt.odd_words, mt.odd_yaml),
         "serve.yaml",
     ),

@@ -44,7 +44,7 @@ from dsv4kv.model.presets import config_file, preset_named, preset_names
 
 _UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")
 _MODEL = r"\b(?:deepseek|ds)-?{}(?![a-z0-9])"
-_GPU = r"(?<![a-z0-9.]){}(?![a-z0-9])"
+_GPU = r"(?:(?<![a-z0-9.])|(?<=\dx)){}(?![a-wyz0-9]|x[^\d])"
 _LAYOUT = {"model", "tp", "dp", "pp", "ep", "dp-attention", "context"}
 _NEEDED = ("model", "tp", "dp", "pp")
 """Inputs without which an answer would be another deployment's."""
@@ -136,21 +136,32 @@ def _launches(given: str) -> Iterator[tuple[str, list[Launch]]]:
         plain = re.sub(r"[^a-z0-9.]+", "-", text.lower())
         models = [each for each in preset_names() if re.search(_MODEL.format(each), plain)]
         model = models[0] if len(models) == 1 else None
-        gpus = [each for each in gpu_names() if re.search(_GPU.format(each), plain)]
-        gpus = [each for each in gpus if not any(each in other[:-1] for other in gpus)]
-        found = find_launches(text, os.environ, folder)
-        only = gpus[0] if len(gpus) == 1 else ""
-        yield (
-            source,
-            [
-                replace(each, gpu=each.gpu or gpu, mentioned=model, mentioned_gpu=only)
-                for each in found
-            ],
-        )
+        yield source, _with_mentions(text, find_launches(text, os.environ, folder), gpu, model)
     except ConfigError as error:
         if str(error).startswith("--which"):  # is about the option, not about the text
             raise
         raise ConfigError(f"{source}: {error}") from None
+
+
+def _with_mentions(
+    text: str, launches: Iterable[Launch], gpu: str, model: str | None
+) -> list[Launch]:
+    """The launches with the GPU that is named above each of them, or in the text, alone."""
+    lines, found, begin = text.split("\n"), list(launches), 0
+    whole = _gpus_in(text)
+    for place, each in enumerate(found):
+        near = _gpus_in("\n".join(lines[begin : each.line]))
+        begin = each.line
+        named = near if len(near) == 1 else whole
+        only = named[0] if len(named) == 1 else ""
+        found[place] = replace(each, gpu=each.gpu or gpu, mentioned=model, mentioned_gpu=only)
+    return found
+
+
+def _gpus_in(text: str) -> list[str]:
+    plain = re.sub(r"[^a-z0-9.]+", "-", text.lower())
+    gpus = [each for each in gpu_names() if re.search(_GPU.format(each), plain)]
+    return [each for each in gpus if not any(each in other[:-1] for other in gpus)]
 
 
 def _text_of(given: str) -> tuple[str, str]:
@@ -206,7 +217,9 @@ def _interpret(
     named = named or _named(launch.names) or model or _named([merged.get("model", "")])
     absent = {about for about, _ in unset}
     unread = list(launch.unread)
-    if not named and launch.mentioned and not any("model" in each.texts for each in flags):
+    others = [name for name in launch.names if "/" in name.strip("/")]  # other models' names
+    silent = not others and not any("model" in each.texts for each in flags)
+    if not named and launch.mentioned and silent:
         named = launch.mentioned
         unread.append(f"a model: {named}, the only one that the text names, is taken")
     unset = [(about, words) for about, words in unset if about not in options]
@@ -229,9 +242,10 @@ def _interpret(
         texts["model"] = named
         telling = [name for name in launch.names if _says_storage(name, named)]
         texts |= {"checkpoint": telling[0]} if telling and "checkpoint" not in texts else {}
-    elif "model" in texts:
+    elif "model" in texts or others:
+        given = texts.get("model") or others[-1]
         raise ConfigError(
-            f"--model {texts['model'][:100]}: which model that is is not clear: add --model "
+            f"--model {given[:100]}: which model that is is not clear: add --model "
             "v4-flash, another preset, or the path of its config.json."
         )
     elif "model" not in options:
@@ -255,7 +269,9 @@ def _gpu_of(launch: Launch) -> tuple[str | None, list[str]]:
         unknown = f"GPU {launch.gpu[:60]}, which is not known: {DEFAULT_GPU} is taken"
         return gpu, [] if gpu else [unknown]
     only = launch.mentioned_gpu
-    return only, [f"a GPU: {only}, the only one that the text names, is taken"] if only else []
+    return only, [
+        f"a GPU: {only}, the only one that the text names there, is taken"
+    ] if only else []
 
 
 def _says_storage(name: str, model: str) -> bool:

@@ -38,7 +38,16 @@ def notebook_code(cell: Any) -> str:
     code = "".join(map(str, source)) if isinstance(source, list) else str(source)
     if code.startswith("%%"):
         return f"run({code.partition(chr(10))[2]!r})"
-    return re.sub(r"(?m)^[!%](.*(?:\\\n.*)*)", lambda match: f"run({match[1]!r})", code)
+    return re.sub(r"(?m)^[!%](.*(?:\\\n.*)*)", _as_call, code)
+
+
+def _as_call(match: re.Match[str]) -> str:
+    """A line for a shell with values of Python in it: ``{NAME}`` and ``$NAME``."""
+    parts = re.split(r"(?:(?<!\$)\{([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*))", match[1])
+    texts = [repr(part) for part in parts[::3]]
+    names = [f"str({one or other})" for one, other in zip(parts[1::3], parts[2::3], strict=True)]
+    joined = [text for pair in zip(texts, [*names, ""], strict=True) for text in pair if text]
+    return f"run({' + '.join(joined)})"
 
 
 def as_shell(text: str) -> str:
@@ -59,6 +68,8 @@ def as_shell(text: str) -> str:
     if not UNIT.search(text):
         return text
     image = re.search(r"(?m)^Image=(\S+)", text)
+    others = r"(?m)^Exec(?:StartPre|StartPost|Stop\w*|Reload|Condition)=.*(?:\\\n.*)*"
+    text = re.sub(others, lambda match: "\n" * match[0].count("\n"), text)
     text = re.sub(r"(?mi)^environment=", "export ", text)
     text = re.sub(r"(?m)^(?:ExecStart|command)=[-@:+!|]*", "", text)
     return re.sub(r"(?m)^Exec=", f"podman run {image[1]} " if image else "", text)

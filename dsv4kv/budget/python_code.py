@@ -3,6 +3,7 @@
 import ast
 import json
 import operator
+from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -41,14 +42,27 @@ def read_code(text: str, environment: Mapping[str, str]) -> list[Server]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     found = reader.servers or reader.commands
-    return [(line, {"gpu_type": reader.gpu} | server) for line, server in found]
+    return [
+        (
+            line,
+            {"env": reader.set}
+            | ({} if _names_gpu(server) else {"gpu_type": reader.gpu})
+            | server,
+        )
+        for line, server in found
+    ]
+
+
+def _names_gpu(server: Mapping[str, Any]) -> bool:
+    return not server.keys().isdisjoint(_GPU_WORDS)
 
 
 class _Reader(ast.NodeVisitor):
     """Values of names in the order of the text; what has none is ``$name``, as in a shell."""
 
     def __init__(self, environment: Mapping[str, str], is_trtllm: bool) -> None:
-        self.environment, self.is_trtllm = environment, is_trtllm
+        self.set: dict[str, str] = {}  # of the environment, by the code
+        self.environment, self.is_trtllm = ChainMap(self.set, dict(environment)), is_trtllm
         self.values: dict[str, Any] = {}
         self.parts = 0
         self.servers, self.commands = list[Server](), list[Server]()
@@ -60,7 +74,16 @@ class _Reader(ast.NodeVisitor):
             pairs = [(target, node.value)]
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=False))
-            self.values |= {_name(each): self._value(value) for each, value in pairs}
+            for each, value in pairs:
+                self._assign(each, self._value(value))
+            if isinstance(node.value, ast.Call) and _last(node.value.func) == "parse_args":
+                args = {key: value for key, value in self.values.items() if key[:5] == "args."}
+                self.values |= {f"{_name(target)}.{k[5:]}": value for k, value in args.items()}
+
+    def _assign(self, target: ast.expr, value: Any) -> None:
+        if isinstance(target, ast.Subscript) and _name(target.value) == "os.environ":
+            self.set[_text(self._value(target.slice))] = _text(value)
+        self.values[_name(target)] = value
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self.generic_visit(node)
@@ -165,10 +188,9 @@ class _Reader(ast.NodeVisitor):
         match _name(func), given:
             case (("os.environ.get" | "os.getenv"), [name, *otherwise]):
                 return self._from_environment(name, *otherwise)
-            case (("str" | "int"), [value]):
-                return value
-            case "json.dumps", [value]:
-                return json.dumps(value, default=str)[:_LONGEST]
+            case ("str" | "int" | "json.dumps") as name, [value]:
+                plain = value if name == "int" else json.dumps(value, default=str)[:_LONGEST]
+                return _text(value) if name == "str" else plain
             case name, [] if words:  # dict, or an object of settings
                 kind, is_drafts, _ = name.rpartition(".")[2].partition("DecodingConfig")
                 return words | ({"decoding_type": kind} if is_drafts else {})

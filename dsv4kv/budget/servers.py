@@ -45,7 +45,13 @@ _ALONE = {
     *("--no-healthcheck", "--oom-kill-disable", "--sig-proxy", "--tls", "--rmi"),
 }
 """Options of ``docker run`` without a value."""
-_VERSION = re.compile(r"(?<!cu)(?<![\d.])v?(\d+\.\d+(?:\.\d+)?)")  # CUDA's is another
+_STARTS_NONE = re.compile(
+    r"(?i)(?:log|info|warn|error|die|fail|say|msg|print|debug|note|usage)[\w-]*"
+    r"|echo|trap|p?kill(?:all)?|pgrep|[ef]?grep|git|cd|cp|mv|ln|ls|cat|mkdir|pip3?|curl|wget|which"
+)
+_ASKS = {"--help", "-h", "--version"}
+"""Arguments with which a program prints something and ends."""
+_VERSION = re.compile(r"(?<!cu)(?<!rocm)(?<![\d.])v?(\d+\.\d+(?:\.\d+)?)")  # CUDA's is another
 _ASCEND = re.compile(
     r"(?i)vllm-ascend|\bASCEND_RT_|huawei\.com/Ascend|-backend[= ]ascend|--device[= ]npu|"
     r"--quantization[= ]ascend"
@@ -63,16 +69,17 @@ _GPU_KEYS = (
 _GPU = re.compile(
     r"--(?:gres=gpu|gpus(?:-per-node)?)[:=]([A-Za-z]\w{1,30}):\d"
     r"|\bGPU 0: (?:NVIDIA|AMD) ([\w -]{3,60})"
-    r"|-rocm[\w.]*-(mi3[05]x)\b"
+    r"|rocm[\w.]*[-_](mi3[05]x|mi350)(?![a-z\d])"
 )
 """What a batch script asks for, a machine lists, or an image of AMD's is made for."""
-_MADE_FOR = {"mi30x": "mi300x", "mi35x": "mi355x"}
+_MADE_FOR = {"mi30x": "mi300x", "mi35x": "mi355x", "mi350": "mi355x"}
 _RANKS = {
     "tensor": "--tensor-parallel-size",
     "data": "--data-parallel-size",
     "pipeline": "--pipeline-parallel-size",
     "expert": "--enable-expert-parallel",
 }
+_SAYING = ("type", "backend", "engine", "framework")
 _NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id", "storageUri")
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
 """Flags that name a file of more flags, which a script or a ConfigMap next to it may hold."""
@@ -147,7 +154,7 @@ class _Around:
 
     def within(self, document: Mapping[Any, Any]) -> "_Around":
         """The same with what a mapping says of all that is in it."""
-        said = [document.get(key) for key in ("type", "backend", "engine", "framework")]
+        said = [document.get(key) for key in _SAYING]
         model, benched = document.get("model"), document.get("benchmark")
         naming = [document.get(key) for key in ("model", *_NAMING)]
         if isinstance(model, dict):
@@ -334,31 +341,47 @@ def _in_shell(
     text: str, around: _Around, *, decide: bool = True, depth: int = 0
 ) -> Iterator[Launch]:
     bare = re.sub(r"(?m)^[^\S\n]*(```.*|[$>%]\s+(?=\S))", "", text)  # no fences, no prompts
+    any_called = False
     for each in shell.read_script(bare.replace("`", " "), around.variables, decide=decide):
-        words, own = each.words, replace(around, variables=each.variables)
-        if launch := _launch(words, own, depth):
-            unset = tuple(f"${name}, which is not set" for name in each.unset)
+        if any_called and not each.called:
+            return
+        unset = tuple(f"${name}, which is not set" for name in each.unset)
+        for launch in _launches(each.words, replace(around, variables=each.variables), depth):
             yield replace(launch, line=each.line, unread=(*launch.unread, *unset))
+            any_called = True
 
 
-def _launch(words: list[str], around: _Around, depth: int = 0) -> Launch | None:
-    """The server that the words start, wherever in them; None where there is none."""
+def _launches(words: list[str], around: _Around, depth: int = 0) -> Iterator[Launch]:
+    """The servers that the words start, wherever in them."""
+    if depth > _DEEPEST or not words or _STARTS_NONE.fullmatch(Path(words[0]).name):
+        return
     image, inside, own = _container(words)
-    if image and depth < _DEEPEST:
-        return _in_container(inside, replace(_with(around, own), image=image), depth + 1)
+    if image:
+        yield from _in_container(inside, replace(_with(around, own), image=image), depth + 1)
+        return
+    if start := _find_start(words):
+        family, before, after = start
+        if not _ASKS.intersection(words[after:]):
+            yield _make(family, words[after:], _with(around, _set_before(words[:before])))
+        return
+    for word in words:
+        blank = " " in word.strip() or "\n" in word.strip()
+        if blank and next(around.shells, None) is not None:  # of bash -c
+            with suppress(ConfigError):
+                found = list(_in_shell(word, around, depth=depth + 1))
+                yield from found
+                if found:
+                    return
+
+
+def _find_start(words: list[str]) -> tuple[str, int, int] | None:
+    """The engine that the words start, and where its words begin and end."""
     names = [Path(word).name.partition("==")[0] for word in words]
     for family, row in FAMILIES.items():
         for start in row.launch.words:
             for place in range(len(words) - len(start) + 1):
                 if tuple(names[place : place + len(start)]) == start:
-                    own = _set_before(words[:place])
-                    return _make(family, words[place + len(start) :], _with(around, own))
-    for word in words if depth < _DEEPEST else ():
-        blank = " " in word.strip() or "\n" in word.strip()
-        if blank and next(around.shells, None) is not None:  # of bash -c
-            with suppress(ConfigError):
-                if launch := next(_in_shell(word, around, depth=depth + 1), None):
-                    return launch
+                    return family, place, place + len(start)
     return None
 
 
@@ -512,8 +535,8 @@ def _in_yaml(document: Any, around: _Around, depth: int = 0) -> Iterator[Launch]
             yield from _in_yaml(each, around, depth + 1)
     elif isinstance(document, dict):
         around = around.within(document)
-        if whole := _in_mapping(document, around):
-            yield whole
+        if whole := list(_in_mapping(document, around)):
+            yield from whole
             return
         for key, value in document.items():
             if key in (*ENVIRONMENTS, "image", "macros"):
@@ -534,24 +557,29 @@ def _located(launch: Launch, part: Any) -> Launch:
     return replace(launch, line=launch.line + getattr(first, "line", 0))
 
 
-def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
-    """The command that a mapping is as a whole."""
+def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Iterator[Launch]:
+    """The commands that a mapping is as a whole."""
     parts = [document[key] for key in _CONTAINER if document.get(key)]
+    if "image" in document:
+        parts += [value for key, value in document.items() if value and _EXTRA.fullmatch(str(key))]
     serve = ["vllm", "serve"] if document.get("modelCommand") == "vllmServe" else []  # llm-d's
     container = [*serve, *(word for part in parts for word in words_of(part))]
     if container or "image" in document:
         defaults = document.get("defaults")
         named = document if not isinstance(defaults, dict) else {**document, **defaults}
         own = replace(around, variables={**scalar_texts(named), **around.variables})
-        if launch := _in_container(container, own):
-            return _located(launch, parts[0] if parts else next(iter(document)))
+        found = list(_in_container(container, own))
+        yield from (_located(each, parts[0] if parts else next(iter(document))) for each in found)
+        if found:
+            return
     if isinstance(base := document.get("base_args"), list):  # a recipe of vLLM's
         model = document.get("model_id", "")
-        return _located(_make("vllm", [str(model), *words_of(base)], around), model or base)
+        yield _located(_make("vllm", [str(model), *words_of(base)], around), model or base)
+        return
     keys = _given({key: True for key, value in document.items() if value is not None})
     family = _family_of_flags(keys, around.family, min(3, len(document)))
     if not family or not _given(document):  # what is off alone starts nothing
-        return None
+        return
     given = _given(document, family)
     role = find_flag(family, "--disaggregation-mode")
     is_said = any(find_flag(family, spelling) is role for spelling, _ in given)
@@ -563,7 +591,7 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Launch | None:
     launch = replace(launch, flags=(*given, *launch.flags))
     served = (value for name, value in given if name.replace("_", "-") == "--served-model-name")
     launch = replace(launch, names=(*served, *launch.names))
-    return _located(launch, next(iter(document)))
+    yield _located(launch, next(iter(document)))
 
 
 def _image(document: Mapping[Any, Any]) -> str:
@@ -582,8 +610,8 @@ def _versioned(launch: Launch, image: str) -> Launch:
     return replace(launch, version=tag[1]) if tag and engine and not launch.version else launch
 
 
-def _in_container(words: list[str], around: _Around, depth: int = 0) -> Launch | None:
-    """The server of a container's words, or of its image where these are flags alone."""
+def _in_container(words: list[str], around: _Around, depth: int = 0) -> Iterator[Launch]:
+    """The servers of a container's words, or of its image where these are flags alone."""
     image = around.image.lower()
     variables = around.variables
     filled = shell.bounded(
@@ -596,24 +624,23 @@ def _in_container(words: list[str], around: _Around, depth: int = 0) -> Launch |
             else [shell.fill_in(text, variables)]
         )
     )
-    launch = _launch(filled, around, depth)
+    found = list(_launches(filled, around, depth))
     images = (
         name for name, row in FAMILIES.items() for part in row.launch.images if part in image
     )
     family = next(images, "")
     bare = filled[:1] and not (_PROGRAM.fullmatch(filled[0]) or filled[0] in ("-m", "-c"))
     bare = bare or any(word.endswith(".gguf") for word in filled)  # -m is llama.cpp's model
-    if launch is None and not filled and family and _names_model(family, around.variables):
-        launch = _make(family, [], around)
-    elif launch is None and bare and (filled[0].startswith("-") or "/" in filled[0]):
+    if not found and not filled and family and _names_model(family, around.variables):
+        found = [_make(family, [], around)]
+    elif not found and bare and (filled[0].startswith("-") or "/" in filled[0]):
         given = [(word.partition("=")[0], "") for word in filled if word.startswith("--")]
         if family := family or _family_of_flags(given, around.family, 3):
-            launch = _make(family, filled, around)
-    if launch is None:
-        return None
-    said = {find_flag(launch.family, spelling) for spelling, _ in launch.flags} | {None}
-    ranks = (each for each in around.ranks if find_flag(launch.family, each[0]) not in said)
-    return _versioned(replace(launch, flags=(*launch.flags, *ranks)), around.image)
+            found = [_make(family, filled, around)]
+    for launch in found:
+        said = {find_flag(launch.family, spelling) for spelling, _ in launch.flags} | {None}
+        ranks = (each for each in around.ranks if find_flag(launch.family, each[0]) not in said)
+        yield _versioned(replace(launch, flags=(*launch.flags, *ranks)), around.image)
 
 
 def _with_marks(word: str, variables: Mapping[str, str]) -> str:
@@ -633,6 +660,8 @@ def _given(document: Any, family: str = "") -> list[tuple[str, str]]:
     found = []
     for key, value in document.items() if isinstance(document, dict) else ():
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", str(key).lstrip("-")).lower()
+        if key in ENVIRONMENTS or (key in _SAYING and _family_named(value)):
+            continue
         if value is False:
             off = "--no-" + name.replace("_", "-")
             found += [(off, "")] if family and find_flag(family, off) else []

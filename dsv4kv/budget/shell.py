@@ -227,6 +227,7 @@ class Statement:
     words: list[str]
     variables: Mapping[str, str]
     unset: tuple[str, ...] = ()
+    called: bool = True  # not of a function that nothing here calls
 
 
 def read_script(
@@ -254,12 +255,12 @@ def read_script(
         if rest:
             filled = bounded(part for word in rest for part in expand(word, own))
             size += sum(map(len, filled))
-            arguments = source.call(filled, known.get("@"))
-            if arguments is None:
-                yield Statement(line, filled, own, tuple(conditions.unset))
-                given = given or own is known
+            changed = source.take(line, filled, own)
+            if changed is not None:
+                known, given = dict(changed), False
             else:
-                known, given = _with_arguments(own, arguments), False
+                yield Statement(line, filled, own, tuple(conditions.unset), not source.ended)
+                given = given or own is known
         else:
             known, given = dict(known) if given and new else known, given and not new
             for name, value in new.items():
@@ -298,6 +299,7 @@ class _Source:
         self.functions: dict[str, list[_Parts]] = {}
         self.called: set[str] = set()
         self.calls = 0
+        self.ended = False  # what comes next is of functions that nothing called
 
     def __iter__(self) -> Iterator[_Parts]:
         while self.open:
@@ -308,6 +310,7 @@ class _Source:
             if not self.open:  # whoever calls these is not seen
                 unseen = [each for each in self.functions if each not in self.called]
                 self.called.update(unseen)
+                self.ended = True
                 self.open += [iter(self.functions[each]) for each in reversed(unseen)]
 
     def _define(self, statement: _Parts) -> bool:
@@ -327,23 +330,44 @@ class _Source:
         self.functions[name.removesuffix("()")] = body
         return True
 
-    def call(self, words: list[str], outer: str | None) -> list[str] | None:
-        """The arguments that the next statements have, of a function or of ``set``; else None."""
+    def _repeat(self, line: int, name: str, values: list[str]) -> None:
+        """Repeat the body of a loop, once for each value; once alone where not all are known."""
+        body, depth = list[_Parts](), 1
+        for statement in self.open[-1]:
+            words = statement[1]
+            depth += words[words[0] == "do" :][:1] in ([each] for each in _LOOPS)
+            depth -= words[0] == "done"
+            if depth < 1:
+                break
+            body.append(statement)
+        self.calls += len(values)
+        known = self.calls <= _MOST_CALLS and not any(set(each) & set("$*{(") for each in values)
+        turns = [[(line, [f"{name}={each}"], ""), *body] for each in values] if known else [body]
+        self.open.append(chain.from_iterable(turns))
+
+    def take(
+        self, line: int, words: list[str], variables: Mapping[str, str]
+    ) -> Mapping[str, str] | None:
+        """What is known in the next statements after a call, a loop or ``set``; else None."""
         self.calls += 1
+        outer = variables.get("@", "").split(_NEXT)
         if self.calls > _MOST_CALLS or len(self.open) > _MOST_BRANCHES:
             return None
+        if words[:1] == ["for"] and words[2:3] == ["in"]:
+            self._repeat(line, words[1], words[3:])
+            return variables
         if words[:2] == ["set", "--"]:
-            return words[2:]
-        if words[0] == "shift" and outer:
+            return _with_arguments(variables, words[2:])
+        if words[0] == "shift" and "@" in variables:
             count = words[1] if words[1:] and words[1].isdecimal() else "1"
-            return outer.split(_NEXT)[int(count[:9]) :]
+            return _with_arguments(variables, outer[int(count[:9]) :])
         if (body := self.functions.get(words[0])) is None:
             self.calls -= 1
             return None
         self.called.add(words[0])
-        before = [each.replace("$", _HIDDEN) for each in (outer or "").split(_NEXT) if each]
+        before = [each.replace("$", _HIDDEN) for each in outer if each]
         self.open.append(iter([*body, (body[-1][0], ["set", "--", *before], "")] if body else []))
-        return words[1:]
+        return _with_arguments(variables, words[1:])
 
 
 class _Conditions:
@@ -445,6 +469,8 @@ class _Conditions:
         if self.decide and words[0].startswith("(("):
             found = _calculate(" ".join(words).strip("() "), variables)
             return _UNKNOWN if found is None else float(found > 0)
+        if self.decide and words in (["true"], ["false"]):
+            return float(words == ["true"])
         inside = [word for word in words if word not in _TESTS]
         if not self.decide or words[0] not in _TESTS:
             return _UNKNOWN
@@ -477,6 +503,7 @@ def _compare(words: list[str]) -> float:
 
 
 _OPTIONS = "$getopts"
+_LOOPS = ("for", "while", "until", "select")
 _BRANCHES = {"if", "elif", "else", "fi", "case", "esac"}
 
 

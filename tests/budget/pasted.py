@@ -836,7 +836,7 @@ spec:
     args: [exec vllm serve $MODEL $ARGS]
 """,
         VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0", "gpu": "b300"},
-        unread="a GPU: b300, the only one that the text names, is taken",
+        unread="a GPU: b300, the only one that the text names there, is taken",
     ),
     Pasted(
         "set here",
@@ -866,7 +866,7 @@ run: |
 srun vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 1 -dp $(( SLURM_NNODES * 4 ))
 """,
         {"model": "v4-pro", "dp": "16", "gpu": "gb200"},
-        unread="a GPU: gb200, the only one that the text names, is taken",
+        unread="a GPU: gb200, the only one that the text names there, is taken",
     ),
     Pasted(
         "set here",
@@ -942,7 +942,7 @@ override_long:
     "llm = LLM('deepseek-ai/DeepSeek-V4-Flash', tensor_parallel_size=N, **(args | {'seed': 1}))"]}
 ]}""",
         VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.30.0"},
-        unread="a GPU: b200, the only one that the text names, is taken",
+        unread="a GPU: b200, the only one that the text names there, is taken",
     ),
     Pasted(
         "form",
@@ -979,5 +979,102 @@ ValueError: the models's max seq len""",
         "--quantization modelopt_fp4",
         PRO_8 | {"engine": "vllm", "checkpoint": "nvidia/DeepSeek-V4-Pro-NVFP4"},
         uncounted=(),
+    ),
+    # ---- what starts no server, and several that do
+    Pasted(
+        "phantom",
+        """log_info "Starting vllm serve with DP"
+pkill -f "vllm serve" || true
+trap 'echo "stopping vllm serve"; kill 0' EXIT
+vllm serve --help > /dev/null; git clone https://github.com/antirez/ds4 && cd ds4
+old() { vllm serve deepseek-ai/DeepSeek-V3.2 -tp 8; }
+if false; then vllm serve deepseek-ai/DeepSeek-V4-Pro; fi
+vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --max-model-len 131072
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "phantom",
+        """containers:
+- command: [bash, -c]
+  args:
+  - |
+    echo "sglang serve --model-path deepseek-ai/DeepSeek-V4-Flash --tp 16"
+    vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --max-model-len 131072 &
+    sglang serve --model-path deepseek-ai/DeepSeek-V4-Pro --tp 8
+""",
+        PRO_8 | {"engine": "sglang"},
+        which="2",
+    ),
+    Pasted(
+        "phantom",
+        """[Service]
+ExecStartPre=-/usr/bin/pkill -f "vllm serve"
+ExecStart=/usr/bin/vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --max-model-len 131072
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "several",
+        "for tp in 1 2; do\n  vllm serve deepseek-ai/DeepSeek-V4-Flash -tp $tp "
+        "--max-model-len 131072\ndone",
+        VLLM_2 | {"model": "v4-flash"},
+        which="2",
+    ),
+    Pasted(
+        "several",
+        """Box A: 8xH100 80GB
+
+    vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 8
+
+Box B: 2xB200, or GB200
+
+    vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --max-model-len 131072
+""",
+        PRO_8 | {"gpu": "h100"},
+        which="1",
+        unread="a GPU: h100, the only one that the text names there, is taken",
+    ),
+    Pasted(
+        "several",
+        """a = LLMConfig(model_loading_config={"model_id": "deepseek-ai/DeepSeek-V4-Flash"},
+              accelerator_type="H200", engine_kwargs={"tensor_parallel_size": 4, "max_model_len": 9})
+b = LLMConfig(model_loading_config={"model_id": "small", "model_source": "Qwen/Qwen3-8B"},
+              accelerator_type="L40S", engine_kwargs={"tensor_parallel_size": 1, "max_model_len": 9})
+""",
+        which="2",
+        refused="--model Qwen/Qwen3-8B: which model that is is not clear",
+    ),
+    Pasted(
+        "python",
+        """p.add_argument("--tp", type=int, default=2)
+options = p.parse_args()
+os.environ["VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"] = "256"
+subprocess.run(["vllm", "serve", "deepseek-ai/DeepSeek-V4-Flash", "-tp", str(options.tp),
+                "--max-model-len", "131072"])
+""",
+        VLLM_2 | {"model": "v4-flash", "logits-limit": "256MiB"},
+    ),
+    Pasted(
+        "form",
+        """{"cells": [
+  {"cell_type": "code", "source": ["TP = 2\\n", "MODEL = 'deepseek-ai/DeepSeek-V4-Flash'"]},
+  {"cell_type": "code", "source": ["!vllm serve {MODEL} -tp $TP --max-model-len 131072 &"]}
+]}""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "form",
+        """image: {repository: vllm/vllm-openai, tag: v0.33.0}
+model: deepseek-ai/DeepSeek-V4-Flash
+extraArgs: ["--tensor-parallel-size=2", "--max-model-len=131072"]
+""",
+        VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0"},
+    ),
+    Pasted(
+        "variables",
+        "docker run --device=/dev/kfd rocm/vllm:rocm7.2_mi350_vllm_0.32.0 vllm serve "
+        "deepseek-ai/DeepSeek-V4-Pro -tp 8",
+        PRO_8 | {"engine": "vllm:0.32.0", "gpu": "mi355x"},
     ),
 )  # fmt: skip

@@ -1038,9 +1038,9 @@ Box B: 2xB200, or GB200
     Pasted(
         "several",
         """a = LLMConfig(model_loading_config={"model_id": "deepseek-ai/DeepSeek-V4-Flash"},
-              accelerator_type="H200", engine_kwargs={"tensor_parallel_size": 4, "max_model_len": 9})
+              accelerator_type="H200", engine_kwargs={"tensor_parallel_size": 4, "seed": 9})
 b = LLMConfig(model_loading_config={"model_id": "small", "model_source": "Qwen/Qwen3-8B"},
-              accelerator_type="L40S", engine_kwargs={"tensor_parallel_size": 1, "max_model_len": 9})
+              accelerator_type="L40S", engine_kwargs={"max_num_seqs": 1, "max_model_len": 9})
 """,
         which="2",
         refused="--model Qwen/Qwen3-8B: which model that is is not clear",

@@ -120,6 +120,10 @@ class _Reader(ast.NodeVisitor):
         elif name in _CONSTRUCTORS:
             words = {"model": given[0]} | words if given and name == "LLM" else words
             family = "trtllm" if self.is_trtllm and name == "LLM" else _CONSTRUCTORS[name]
+            inner = [words.pop(each, None) for each in ("model_loading_config", "engine_kwargs")]
+            loading, own = (each if isinstance(each, dict) else {} for each in inner)
+            model = loading.get("model_source") or loading.get("model_id")
+            words |= own | ({"model": model} if model else {})
             if words:
                 self.servers.append((node.lineno, words | {"engine": family}))
         elif given and isinstance(given[0], str | list):

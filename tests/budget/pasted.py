@@ -1038,7 +1038,7 @@ Box B: 2xB200, or GB200
     Pasted(
         "several",
         """a = LLMConfig(model_loading_config={"model_id": "deepseek-ai/DeepSeek-V4-Flash"},
-              accelerator_type="H200", engine_kwargs={"tensor_parallel_size": 4, "seed": 9})
+              accelerator_type="H200", engine_kwargs={"tensor_parallel_size": 4})
 b = LLMConfig(model_loading_config={"model_id": "small", "model_source": "Qwen/Qwen3-8B"},
               accelerator_type="L40S", engine_kwargs={"max_num_seqs": 1, "max_model_len": 9})
 """,

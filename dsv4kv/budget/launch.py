@@ -159,9 +159,9 @@ def _with_mentions(
 
 
 def _gpus_in(text: str) -> list[str]:
-    plain = re.sub(r"[^a-z0-9.]+", "-", text.lower())
+    plain = re.sub(r"[^a-z0-9.]+", "-", re.sub(r"(?<!\S)\S*/\S*", " ", text.lower()))
     gpus = [each for each in gpu_names() if re.search(_GPU.format(each), plain)]
-    return [each for each in gpus if not any(each in other[:-1] for other in gpus)]
+    return [each for each in gpus if not any(other.startswith(f"{each}-") for other in gpus)]
 
 
 def _text_of(given: str) -> tuple[str, str]:
@@ -252,6 +252,8 @@ def _interpret(
         unread.append("a model: v4-flash is taken")
     if "gpu" not in options and "hbm" not in options:
         gpu, said = _gpu_of(launch)
+        if not gpu and launch.family == "vllm" and merged.get("indexer-format") == "mxfp4":
+            gpu, said = "b200", ["a GPU: b200 is taken, as vLLM keeps MXFP4 keys on SM100"]
         texts |= {"gpu": gpu} if gpu else {}
         unread += said
     name = f"{launch.family}:{launch.version}" if launch.version else launch.family

@@ -3,6 +3,7 @@
 Units of systemd and supervisord, Markdown, Dockerfiles, make, just, notebooks, Slurm, KServe.
 """
 
+import ast
 import json
 import re
 import shlex
@@ -38,21 +39,26 @@ def notebook_code(cell: Any) -> str:
     code = "".join(map(str, source)) if isinstance(source, list) else str(source)
     if code.startswith("%%"):
         return f"run({code.partition(chr(10))[2]!r})"
-    return re.sub(r"(?m)^[!%](.*(?:\\\n.*)*)", _as_call, code)
+    code = re.sub(r"(?m)^([^\S\n]*)[!%]((?:.*\\\n)*.*)", _as_call, code)
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    return code
 
 
 def _as_call(match: re.Match[str]) -> str:
     """A line for a shell with values of Python in it: ``{NAME}`` and ``$NAME``."""
-    parts = re.split(r"(?:(?<!\$)\{([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*))", match[1])
+    parts = re.split(r"(?:(?<!\$)\{([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*))", match[2])
     texts = [repr(part) for part in parts[::3]]
     names = [f"str({one or other})" for one, other in zip(parts[1::3], parts[2::3], strict=True)]
     joined = [text for pair in zip(texts, [*names, ""], strict=True) for text in pair if text]
-    return f"run({' + '.join(joined)})"
+    return f"{match[1]}run({' + '.join(joined)})"
 
 
 def as_shell(text: str) -> str:
     """A unit of systemd, Quadlet or supervisord as shell, of Markdown the code; lines kept."""
-    text = re.sub(r"(?m)(?<=\s)[`^][^\S\n]*$\n", "\\\\\n", text)  # continued as on Windows
+    text = re.sub(r"(?m)(?<=\s)[`^][^\S\n]*$\n(?=\s|-)", "\\\\\n", text)  # continued as on Windows
     if re.search(r"(?m)^> ?```", text):
         text = re.sub(r"(?m)^> ?", "", text)
     if len(re.findall(r"(?m)^[^\S\n]*```", text)) > 1:
@@ -144,7 +150,7 @@ def _kserve(documents: Sequence[dict[Any, Any]]) -> Iterator[Mapping[Any, Any]]:
             args = [*words_of(runtime.get("args")), *words_of(model.get("args"))]
             yield {**model, **runtime, "args": args}
         elif "huggingface" in str(value_at(model, "modelFormat")):
-            yield {**model, "engine": "vllm"}
+            yield {**model, "modelCommand": "vllmServe"}
         elif document.get("kind") == "LLMInferenceService" and isinstance(spec, dict):
             yield {"decode" if "prefill" in spec else "": _vllm_of(spec, spec)}
             if isinstance(prefill := spec.get("prefill"), dict):
@@ -195,7 +201,9 @@ def environment_of(document: Mapping[Any, Any]) -> dict[str, str]:
 
 def words_of(value: Any) -> list[str]:
     if isinstance(value, str):
-        value = re.sub(r"\n[^\S\n]*(?=--?[A-Za-z])", " ", value)  # no command begins with a flag
+        value = re.sub(
+            r"\\?\n[^\S\n]*(?=--?[A-Za-z])", " ", value
+        )  # no command begins with a flag
         statements = [words for _, words, _ in shell.split_statements(value)]
         return statements[0] if len(statements) == 1 else [value]
     return [str(each) for each in value] if isinstance(value, list) else []

@@ -3,6 +3,7 @@
 import ast
 import json
 import operator
+import re
 from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +19,13 @@ _CONSTRUCTORS = {
 }
 _GPU_WORDS = ("gpu", "gpu_type", "gpu_type_id", "accelerator", "accelerator_type")
 _MOST_PARTS = 100_000  # of lists and mappings that names stand for, which may double each time
-_LONGEST = 10_000  # characters of a text that is made of others
+_LONGEST = 10_000  # characters of a text, items of a list that is made of others
+_LARGEST = 10**15
+_MOST_COMMANDS = 100  # that are compared with one
+_PRINTS = re.compile(
+    r"print|debug|info|log|warn(?:ing)?|error|write|exit|ArgumentParser|Markdown|join|format"
+    r"|\w*(?:Exit|Error|Exception)"
+)
 _OPERATIONS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv, ast.BitOr: operator.or_,
@@ -37,7 +44,8 @@ def read_code(text: str, environment: Mapping[str, str]) -> list[Server]:
     function is a ``command``.
     """
     try:
-        reader = _Reader(environment, "tensorrt_llm" in text)
+        is_trtllm = re.search(r"(?m)^[^\S\n]*(?:from|import) tensorrt_llm", text) is not None
+        reader = _Reader(environment, is_trtllm)
         reader.visit(ast.parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
@@ -109,7 +117,7 @@ class _Reader(ast.NodeVisitor):
             words |= {each.arg: value} if each.arg else value if isinstance(value, dict) else {}
         for value in filter(None, map(words.get, _GPU_WORDS)):
             first = value[0] if isinstance(value, list) else value
-            self.gpu = self.gpu or str(first).partition(":")[0]
+            self.gpu = self.gpu or (first.partition(":")[0] if isinstance(first, str) else None)
         if name in ("append", "extend"):
             if isinstance(self.values.get(owner), list) and given:
                 added = given[0] if name == "extend" else [given[0]]
@@ -126,9 +134,10 @@ class _Reader(ast.NodeVisitor):
             words |= own | ({"model": model} if model else {})
             if words:
                 self.servers.append((node.lineno, words | {"engine": family}))
-        elif given and isinstance(given[0], str | list):
+        elif given and isinstance(given[0], str | list) and not _PRINTS.fullmatch(name):
             listed = given[0] if isinstance(given[0], str) else [*map(_text, given[0])]
-            self.commands.append((node.lineno, {"command": listed}))
+            if all(listed != each["command"] for _, each in self.commands[-_MOST_COMMANDS:]):
+                self.commands.append((node.lineno, {"command": listed}))
 
     def _value(self, node: ast.expr) -> Any:
         found: Any = None
@@ -185,7 +194,9 @@ class _Reader(ast.NodeVisitor):
         if type(one) is type(other) and type(one) in kinds and type(how) in _OPERATIONS:
             with suppress(ArithmeticError):
                 made = _OPERATIONS[type(how)](one, other)
-                return made[:_LONGEST] if isinstance(made, str) else made
+                if isinstance(made, int):
+                    return made if abs(made) < _LARGEST else "$expression"
+                return made if isinstance(made, dict) else made[:_LONGEST]
         return "$expression"
 
     def _called(self, func: ast.expr, given: list[Any], words: dict[str, Any]) -> Any:

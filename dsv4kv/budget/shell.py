@@ -26,6 +26,10 @@ _TOKEN = re.compile(
 )
 _MOST_BRANCHES = 100  # within each other, as calls are
 _MOST_CALLS = 1_000  # of functions
+_MOST_REPEATED = 100_000  # statements of functions and loops
+_RETURN, _AGAIN = "\2return", "\2again"  # after the statements of a call, of a turn of a loop
+_COUNTED = {"$#", "\1#", "$1", "\x011"}
+_LOCAL = {"local", "declare", "typeset"}
 _LONGEST_COMPARED = 1_000  # characters: a pattern takes the product of both
 _HIDDEN, _QUOTED = "\0", "\1"  # a dollar sign within single and within double quotes
 _NEXT = "\x1f"  # between the elements of an array
@@ -241,23 +245,23 @@ def read_script(
     given = False  # whether a statement has what is known
     source = _Source(text)
     for line, words, end in source:
-        rest = conditions.enter(words, end, known)
+        rest, closed = conditions.enter(words, end, known), end
         if not rest or conditions.runs == _NO:
             conditions.leave(end)
             continue
         own, new = known, dict[str, str]()
         if "=" in rest[0] or rest[0] in _DECLARE or rest[0] in _KEYWORDS:
             rest = take_assignments(rest, ChainMap(new, known))
-            if rest:
-                own = known | new
+            own = known | new if rest else known
+            source.hide(words, new, known)
             size += sum(len(text) for name, text in new.items() if known.get(name) is not text)
         _check_sizes(line, len(known) + len(new) - len(variables), size)
         if rest:
             filled = bounded(part for word in rest for part in expand(word, own))
             size += sum(map(len, filled))
-            changed = source.take(line, filled, own)
+            changed = source.take((line, filled, end), own, known, conditions.runs == _YES)
             if changed is not None:
-                known, given = dict(changed), False
+                (known, closed), given = changed, False
             else:
                 yield Statement(line, filled, own, tuple(conditions.unset), not source.ended)
                 given = given or own is known
@@ -268,7 +272,7 @@ def read_script(
                     known[name] = value
                 elif known.get(name) != value:
                     known.pop(name, None)
-        conditions.leave(end)
+        conditions.leave(closed)
 
 
 def _check_sizes(line: int, variables: int, characters: int) -> None:
@@ -280,12 +284,15 @@ def _check_sizes(line: int, variables: int, characters: int) -> None:
     _check_size(characters, _MOST_IN_ALL)
 
 
-def _with_arguments(variables: Mapping[str, str], arguments: list[str]) -> dict[str, str]:
-    """The variables with ``$1``, ``$@`` and ``$#`` of a function, or of ``set --``."""
-    whole = _NEXT.join(arguments)
-    numbered = {str(place): word for place, word in enumerate(arguments[:99], 1)}
-    others = {name: text for name, text in variables.items() if not name.isdecimal()}
-    return others | numbered | {"@": whole, "*": whole, "#": str(len(arguments))}
+def _with_arguments(variables: Mapping[str, str], arguments: list[str] | None) -> dict[str, str]:
+    """The variables with ``$1``, ``$@`` and ``$#``; without them where they are not known."""
+    others = {n: text for n, text in variables.items() if not (n.isdecimal() or n in "@*#")}
+    if arguments is None:
+        return others
+    words = [each for each in arguments if each]
+    numbered = {str(place): word for place, word in enumerate(words[:99], 1)}
+    whole = _NEXT.join(words)
+    return others | numbered | {"@": whole, "*": whole, "#": str(len(words))}
 
 
 _Parts = tuple[int, list[str], str]  # a statement, as split_statements yields it
@@ -298,16 +305,24 @@ class _Source:
         self.open: list[Iterator[_Parts]] = [split_statements(text)]
         self.functions: dict[str, list[_Parts]] = {}
         self.called: set[str] = set()
-        self.calls = 0
+        self.hidden: list[dict[str, str | None]] = []  # by every function that runs: what it hides
+        self.bodies: list[list[_Parts]] = []  # of loops over the arguments
+        self.calls = self.repeated = 0
         self.ended = False  # what comes next is of functions that nothing called
 
     def __iter__(self) -> Iterator[_Parts]:
         while self.open:
+            self.repeated += len(self.open) > 1
             if (statement := next(self.open[-1], None)) is None:
                 self.open.pop()
+            elif statement[1][0] == "while" and not _COUNTED.isdisjoint(statement[1]):
+                self.bodies.append(self._body())
+                yield statement[0], [_AGAIN], ""
             elif not self._define(statement):
                 yield statement
-            if not self.open:  # whoever calls these is not seen
+            if self.repeated > _MOST_REPEATED:
+                self.open, self.calls = self.open[:1], _MOST_CALLS
+            elif not self.open:  # whoever calls these is not seen
                 unseen = [each for each in self.functions if each not in self.called]
                 self.called.update(unseen)
                 self.ended = True
@@ -327,11 +342,12 @@ class _Source:
                 body += [(first, inner, closed)] if inner else []
                 if depth < 1:
                     break
-        self.functions[name.removesuffix("()")] = body
+        self.repeated += len(body)
+        self.functions.setdefault(name.removesuffix("()"), []).extend(body)  # of either branch
         return True
 
-    def _repeat(self, line: int, name: str, values: list[str]) -> None:
-        """Repeat the body of a loop, once for each value; once alone where not all are known."""
+    def _body(self) -> list[_Parts]:
+        """The statements up to the end of a loop."""
         body, depth = list[_Parts](), 1
         for statement in self.open[-1]:
             words = statement[1]
@@ -340,34 +356,69 @@ class _Source:
             if depth < 1:
                 break
             body.append(statement)
-        self.calls += len(values)
-        known = self.calls <= _MOST_CALLS and not any(set(each) & set("$*{(") for each in values)
-        turns = [[(line, [f"{name}={each}"], ""), *body] for each in values] if known else [body]
-        self.open.append(chain.from_iterable(turns))
+        self.repeated += len(body)
+        return body
+
+    def hide(self, words: list[str], names: Iterable[str], known: Mapping[str, str]) -> None:
+        """Keep what is hidden by ``local`` for the end of its function."""
+        for name in names if self.hidden and words[0] in _LOCAL else ():
+            self.hidden[-1].setdefault(name, known.get(name))
 
     def take(
-        self, line: int, words: list[str], variables: Mapping[str, str]
-    ) -> Mapping[str, str] | None:
-        """What is known in the next statements after a call, a loop or ``set``; else None."""
+        self, statement: _Parts, own: Mapping[str, str], known: Mapping[str, str], certain: bool
+    ) -> tuple[dict[str, str], str] | None:
+        """What is known after a call, a loop or ``set``, and what ends the statement; else None.
+
+        ``own`` are the statement's variables, ``known`` those of all; not ``certain`` is one that
+        may not run.
+        """
+        line, words, end = statement
+        body, outer, first = self.functions.get(words[0]), known.get("@"), words[0]
         self.calls += 1
-        outer = variables.get("@", "").split(_NEXT)
         if self.calls > _MOST_CALLS or len(self.open) > _MOST_BRANCHES:
             return None
-        if words[:1] == ["for"] and words[2:3] == ["in"]:
-            self._repeat(line, words[1], words[3:])
-            return variables
-        if words[:2] == ["set", "--"]:
-            return _with_arguments(variables, words[2:])
-        if words[0] == "shift" and "@" in variables:
+        changed: dict[str, str] | None = None
+        if first == _RETURN:
+            hidden = self.hidden.pop()
+            left = {name: text for name, text in own.items() if name not in hidden}
+            left |= {name: text for name, text in hidden.items() if text is not None}
+            before = hidden["@"]
+            changed = _with_arguments(left, None if before is None else before.split(_NEXT))
+        elif words[:2] == ["set", "--"]:
+            changed = _with_arguments(own, words[2:] if certain else None)
+        elif first == "shift" and outer is not None:
             count = words[1] if words[1:] and words[1].isdecimal() else "1"
-            return _with_arguments(variables, outer[int(count[:9]) :])
-        if (body := self.functions.get(words[0])) is None:
-            self.calls -= 1
-            return None
-        self.called.add(words[0])
-        before = [each.replace("$", _HIDDEN) for each in outer if each]
-        self.open.append(iter([*body, (body[-1][0], ["set", "--", *before], "")] if body else []))
-        return _with_arguments(variables, words[1:])
+            left_of = outer.split(_NEXT)[int(count[:9]) :]
+            changed = _with_arguments(own, left_of if certain else None)
+        elif first == _AGAIN or (first == "for" and words[2:3] == ["in"]):
+            self._repeat(line, words, known)
+            changed = dict(own)
+        elif body is not None:
+            self.called.add(first)
+            new = (n for n, text in own.items() if own is not known and known.get(n) is not text)
+            self.hidden.append({"@": outer} | {name: known.get(name) for name in new})
+            self.open.append(iter([*body, (line, [_RETURN], end)]))
+            return _with_arguments(own, words[1:]), ""
+        self.calls -= changed is None
+        return None if changed is None else (changed, end)
+
+    def _repeat(self, line: int, words: list[str], variables: Mapping[str, str]) -> None:
+        """Repeat the body of a loop: as long as there are arguments, or once for each value.
+
+        Once alone where not all values are known.
+        """
+        if words[0] == _AGAIN:
+            again = (line, [_AGAIN], "")
+            goes_on = variables.get("#", "0") != "0"
+            body = self.bodies[-1] if goes_on else self.bodies.pop()
+            turns = [[*body, again]] if goes_on else []
+        else:
+            name, values, body = words[1], words[3:], self._body()
+            self.calls += len(values)
+            known = not any(set(each) & set("$*{(") for each in values)
+            known = known and self.calls <= _MOST_CALLS
+            turns = [[(line, [f"{name}={v}"], ""), *body] for v in values] if known else [body]
+        self.open.append(chain.from_iterable(turns))
 
 
 class _Conditions:
@@ -421,12 +472,15 @@ class _Conditions:
         if end == "|" and len(words) == 1:
             self.patterns.append(words[0])
             return []
-        if not words[0].endswith(")") or "(" in words[0][1:]:
+        if words[1:2] == [")"]:
+            words = [words[0] + ")", *words[2:]]
+        if not words[0].endswith(")") or words[0].startswith("$("):
             self.patterns.clear()
             return words
         if subject is not None and "$" not in subject:
+            patterns = [each.strip("()") for each in [*self.patterns, words[0]]]
             found = max(
-                _compare([subject, "=", each.strip("()")]) for each in [*self.patterns, words[0]]
+                _UNKNOWN if "(" in each else _compare([subject, "=", each]) for each in patterns
             )
             this = min(1 - earlier, found)
             self.branches[-1] = this, max(this, earlier), subject

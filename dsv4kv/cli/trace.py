@@ -187,14 +187,21 @@ def convert(
         return
     stores = is_stores_only(Path(source))
     options = _read_options(given, any_order=sort, stores=stores)
-    with _watched_reading(f"converting {source}") as watch:
-        requests: Iterable[Request] = summary.check_histories_of(
-            read_trace(source, trace_format, replace(options, watch=watch)),
-            lambda number: place_of(number, source, trace_format, options),
+
+    def check(requests: "Iterator[Request]", first: int) -> "Iterator[Request]":
+        return summary.check_histories_of(
+            requests,
+            lambda number: place_of(first + number, source, trace_format, options),
         )
+
+    with _watched_reading(f"converting {source}") as watch:
+        requests = read_trace(source, trace_format, replace(options, watch=watch))
         if sort:
-            requests = sorted(requests, key=lambda request: request.arrival_s)
-        _write(islice(requests, skip, stop), out, to, stores=stores)
+            ordered = sorted(check(requests, 0), key=lambda request: request.arrival_s)
+            chosen: Iterator[Request] = islice(ordered, skip, stop)
+        else:
+            chosen = check(islice(requests, skip, stop), skip)
+        _write(chosen, out, to, stores=stores)
 
 
 def _check_out(out: Path) -> None:

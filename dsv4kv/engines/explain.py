@@ -249,7 +249,7 @@ def _fits(found: Recovery, log: StartupLog) -> Fits:
     for length in [*(length for length in _CONTEXTS if length < longest), longest]:
         count = _held(found, length) if found.exact else shared // length
         one = 1 + _held(found, length, prompts=1) if found.exact else count
-        fits.append(Fit(length, min(count, most or count), count, min(count, one)))
+        fits.append(Fit(length, min(count, most or count), count, min(count, max(1, one))))
     return tuple(fits)
 
 

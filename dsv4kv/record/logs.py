@@ -370,7 +370,7 @@ class RequestLog:
             if found.st_ino != inode or (state == log.state and not last):
                 return
             file = self._open[inode] = known or open_regular(log.path)
-        except OSError:  # it is a file no more, or not yet
+        except (FileNotFoundError, IsADirectoryError):  # it is a file no more, or not yet
             return
         log.state, log.broken = state, ""
         try:

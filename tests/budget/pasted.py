@@ -1077,4 +1077,89 @@ extraArgs: ["--tensor-parallel-size=2", "--max-model-len=131072"]
         "deepseek-ai/DeepSeek-V4-Pro -tp 8",
         PRO_8 | {"engine": "vllm:0.32.0", "gpu": "mi355x"},
     ),
+    # ---- what a function, a loop or a cell leaves as it was
+    Pasted(
+        "left",
+        """LEN=131072; TP=2
+warm() { local LEN=1024; curl -d $LEN localhost; }
+f() { :; }
+main() {
+  vllm serve deepseek-ai/DeepSeek-V4-Flash -tp $TP --max-model-len $LEN
+}
+warm; TP=8 f
+f || vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 8
+main || exit 1
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "left",
+        """M=a
+case $M in
+  a | b ) LEN=131072 ;;
+  *) LEN=8 ;;
+esac
+f() {
+  local TP=4
+  while [[ $# -gt 0 ]]; do
+    case $1 in
+      --len) LEN=$2; shift 2;;
+      --tp) TP=$2; shift 2;;
+    esac
+  done
+  vllm serve deepseek-ai/DeepSeek-V4-Flash -tp $TP --max-model-len $LEN
+}
+f --tp 2
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "left",
+        """if curl x; then set -- -tp 8; fi
+vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 "$@"
+""",
+        {"tp": "2"},
+        unread="$@",
+    ),
+    Pasted(
+        "left",
+        """services:
+  a:
+    image: vllm/vllm-openai:v0.33.0
+    command: |
+      --model deepseek-ai/DeepSeek-V4-Flash \\
+      --tensor-parallel-size 2 \\
+      --max-model-len 131072
+""",
+        VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0"},
+    ),
+    Pasted(
+        "left",
+        r"""{"cells": [
+  {"cell_type": "code", "source": "%%bash\nvllm serve deepseek-ai/DeepSeek-V4-Flash \\\n -tp 2"},
+  {"cell_type": "code", "source": "files = !ls"}
+]}""",
+        {"model": "v4-flash", "tp": "2"},
+    ),
+    Pasted(
+        "left",
+        "# 8 x H20, or H200\nvllm serve deepseek-ai/DeepSeek-V4-Pro -tp 8",
+        {"model": "v4-pro", "tp": "8"},
+    ),
+    Pasted(
+        "left",
+        "vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 8 --attention-config "
+        """'{"use_fp4_indexer_cache": true}'""",
+        PRO_8 | {"gpu": "b200"},
+        unread="a GPU: b200 is taken, as vLLM keeps MXFP4 keys on SM100",
+    ),
+    Pasted(
+        "left",
+        """python3 - <<'EOF'
+print('Server: vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 8')
+EOF
+vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --max-model-len 131072
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
 )  # fmt: skip

@@ -86,6 +86,8 @@ LINEAR = {
         "".join(f"f{n}() {{\nf{n + 1}\nf{n + 1}\n}}\n" for n in range(90)) + "f90() { a; }\nf0\n",
         "",
     ),
+    "bodies": ("f() {\n" + ":\n" * 80_000 + "}\n" + "f\n" * 1_000, ""),
+    "nested functions": ("".join(f"f{n}() {{\n" for n in range(12_000)) + "}\n" * 12_000, ""),
     "arguments": (
         "\n".join(f"V{n}=" for n in range(990)) + "\nf() {\na\n}" + "\nf b\nset -- c" * 15_000,
         "",
@@ -132,7 +134,17 @@ def test_python_is_read_in_time_that_grows_with_its_length() -> None:
     mapping = "x = {'a': 1}\n" + "x = {'a': x, 'b': x}\n" * 60 + "LLM(model='a', **x)\n"
     longer = "x = 'vllm serve a'\n" + "x = f'{x} {x}'\n" * 60 + "run(x)\n"
     begin = process_time()
-    for text in (doubled, mapping, longer, "(" * 3_000 + ")" * 3_000, "x=" * 3_000 + "1"):
+    products = "x = 9\n" + "x = x * x\n" * 60 + "run(x)\n"
+    calls = f"x = '{'a ' * 90_000}'\n" + "run(x)\n" * 6_000
+    for text in (
+        products,
+        calls,
+        doubled,
+        mapping,
+        longer,
+        "(" * 3_000 + ")" * 3_000,
+        "x=" * 3_000 + "1",
+    ):
         with suppress(ConfigError):
             list(find_launches(text))
     assert process_time() - begin < 20

@@ -200,10 +200,12 @@ def environment_of(document: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def words_of(value: Any) -> list[str]:
+    """The words of a container; ``$$`` stands for ``$`` there."""
     if isinstance(value, str):
         value = re.sub(
             r"\\?\n[^\S\n]*(?=--?[A-Za-z])", " ", value
         )  # no command begins with a flag
+        value = value.replace("$$", "$")
         statements = [words for _, words, _ in shell.split_statements(value)]
         return statements[0] if len(statements) == 1 else [value]
-    return [str(each) for each in value] if isinstance(value, list) else []
+    return [str(each).replace("$$", "$") for each in value] if isinstance(value, list) else []

@@ -644,9 +644,10 @@ def _in_container(words: list[str], around: _Around, depth: int = 0) -> Iterator
 
 
 def _with_marks(word: str, variables: Mapping[str, str]) -> str:
-    """A word with ``{tensor_parallel}`` of a recipe and ``$$`` of compose as a shell's."""
-    recipe = re.compile(r"(?<!\$)\{(\w+)\}")
-    return recipe.sub(lambda m: "$" * (m[1] in variables) + m[0], word.replace("$$", "$"))
+    """A word with ``{tensor_parallel}`` of a recipe as a shell's."""
+    return re.sub(
+        r"(?<![$\1])\{(\w+)\}", lambda match: "$" * (match[1] in variables) + match[0], word
+    )
 
 
 def _names_model(family: str, variables: Iterable[str]) -> bool:

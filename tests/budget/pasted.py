@@ -790,8 +790,8 @@ docker exec sgl python3 -m sglang.launch_server --model-path deepseek-ai/DeepSee
   vllm:
     image: vllm/vllm-openai:v0.33.0
     environment: {TP: "${TP:-2}", LEN: "131072"}
-    entrypoint: [bash, -c]
-    command: ["vllm serve deepseek-ai/DeepSeek-V4-Flash -tp $$TP --max-model-len $${LEN}"]
+    command: >
+      bash -c "vllm serve deepseek-ai/DeepSeek-V4-Flash -tp $$TP --max-model-len $${LEN}"
 """,
         VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0"},
     ),

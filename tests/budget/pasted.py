@@ -1162,4 +1162,17 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 --max-model-len 131072
 """,
         VLLM_2 | {"model": "v4-flash"},
     ),
+    Pasted(
+        "form",
+        """dsv4-fp4-b300-sglang:
+  image: lmsysorg/sglang:v0.5.23-cu130
+  model: deepseek-ai/DeepSeek-V4-Pro
+  framework: sglang
+  search-space:
+  - {tp: 8, ep: 8, dp-attn: true, conc-start: 64, conc-end: 1024}
+""",
+        {"engine": "sglang:0.5.23", "model": "v4-pro", "dp": "8", "tp": "1", "ep": "8",
+         "gpu": "b300"},
+        unread="a GPU: b300, the only one that the text names there, is taken",
+    ),
 )  # fmt: skip

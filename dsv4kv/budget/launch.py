@@ -252,8 +252,8 @@ def _interpret(
         unread.append("a model: v4-flash is taken")
     if "gpu" not in options and "hbm" not in options:
         gpu, said = _gpu_of(launch)
-        if not gpu and launch.family == "vllm" and merged.get("indexer-format") == "mxfp4":
-            gpu, said = "b200", ["a GPU: b200 is taken, as vLLM keeps MXFP4 keys on SM100"]
+        if not gpu and merged.get("indexer-format") == "mxfp4":
+            gpu, said = "b200", ["a GPU: b200 is taken, whose indexer keys may be MXFP4"]
         texts |= {"gpu": gpu} if gpu else {}
         unread += said
     name = f"{launch.family}:{launch.version}" if launch.version else launch.family

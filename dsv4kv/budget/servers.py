@@ -663,7 +663,8 @@ def _given(document: Any, family: str = "") -> list[tuple[str, str]]:
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", str(key).lstrip("-")).lower()
         if key in ENVIRONMENTS or (key in _SAYING and _family_named(value)):
             continue
-        if name == "dp-attn" and value is True and family == "sglang":  # InferenceX's word
+        dp_attention = family and find_flag(family, "--enable-dp-attention")
+        if name == "dp-attn" and value is True and dp_attention:  # InferenceX's word
             found += [("--enable-dp-attention", ""), ("--dp-size", str(document.get("tp", 1)))]
         elif value is False:
             off = "--no-" + name.replace("_", "-")

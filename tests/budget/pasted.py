@@ -1151,7 +1151,7 @@ vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 2 "$@"
         "vllm serve deepseek-ai/DeepSeek-V4-Pro -tp 8 --attention-config "
         """'{"use_fp4_indexer_cache": true}'""",
         PRO_8 | {"gpu": "b200"},
-        unread="a GPU: b200 is taken, as vLLM keeps MXFP4 keys on SM100",
+        unread="a GPU: b200 is taken, whose indexer keys may be MXFP4",
     ),
     Pasted(
         "left",

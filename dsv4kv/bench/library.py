@@ -262,7 +262,7 @@ class Library:
         return ends
 
     def store_prefix(self, prefix: Prefix, slot: int) -> None:
-        """Store what a request holds, whose tokens are those of the prefix."""
+        """Store the cache of a request that has exactly the prefix's tokens."""
         end = len(prefix)
         digests = dict[str, bytes]()
         for pieces in self._pieces(prefix, slot, end):

@@ -133,7 +133,7 @@ def _launches(given: str) -> Iterator[tuple[str, list[Launch]]]:
     try:
         folder = Path() if source == "--command" else Path(source).parent
         gpu = gpu_labelled(Path(source).name) or ""
-        plain = re.sub(r"[^a-z0-9.]+", "-", text.lower())
+        plain = _dashed(text)
         models = [each for each in preset_names() if re.search(_MODEL.format(each), plain)]
         model = models[0] if len(models) == 1 else None
         yield source, _with_mentions(text, find_launches(text, os.environ, folder), gpu, model)
@@ -158,8 +158,13 @@ def _with_mentions(
     return found
 
 
+def _dashed(text: str) -> str:
+    """The text as names of models and GPUs are written: small letters, dashes between words."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower())
+
+
 def _gpus_in(text: str) -> list[str]:
-    plain = re.sub(r"[^a-z0-9.]+", "-", re.sub(r"(?<!\S)\S*/\S*", " ", text.lower()))
+    plain = _dashed(re.sub(r"(?<!\S)\S*/\S*", " ", text))  # without paths and addresses
     gpus = [each for each in gpu_names() if re.search(_GPU.format(each), plain)]
     return [each for each in gpus if not any(other.startswith(f"{each}-") for other in gpus)]
 

@@ -5,6 +5,7 @@ A frontend or a router starts no engine, whatever its image is called.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,11 @@ _STARTS_NONE = re.compile(
     r"(?i)(?:log|info|warn|error|die|fail|say|msg|print|debug|note|usage)[\w-]*"
     r"|echo|trap|p?kill(?:all)?|pgrep|[ef]?grep|git|cd|cp|mv|ln|ls|cat|mkdir|pip3?|curl|wget|which"
 )
+_STARTS = [(name, start) for name, row in FAMILIES.items() for start in row.launch.words]
+_BY_FIRST = defaultdict[str, list[tuple[int, str, tuple[str, ...]]]](list)
+"""Words that start an engine, by the first of them; of several the least number counts."""
+for _rank, (_name, _start) in enumerate(_STARTS):
+    _BY_FIRST[_start[0]].append((_rank, _name, _start))
 _ASKS = {"--help", "-h", "--version"}
 """Arguments with which a program prints something and ends."""
 _VERSION = re.compile(r"(?<!cu)(?<!rocm)(?<![\d.])v?(\d+\.\d+(?:\.\d+)?)")  # CUDA's is another
@@ -140,6 +146,14 @@ class _Around:
     maps: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)  # ConfigMaps by name
     sides: Mapping[str, Any] = field(default_factory=dict)
     """Variables of prefill and decode, which a recipe has next to or above their flags."""
+
+    def file_named(self, path: str) -> str | None:
+        """The text of a file, wherever it is mounted; its own path may have variables."""
+        mounted = {
+            Path(shell.fill_in(name, self.variables)).name: text
+            for name, text in self.files.items()
+        }
+        return self.files.get(path) or mounted.get(Path(path).name)
 
     def settings_of(self, text: str, family: str) -> list[tuple[str, str]]:
         """The flags of a file of settings; each is read once, and no more than a text may have."""
@@ -341,19 +355,21 @@ def _in_shell(
     text: str, around: _Around, *, decide: bool = True, depth: int = 0
 ) -> Iterator[Launch]:
     bare = re.sub(r"(?m)^[^\S\n]*(```.*|[$>%]\s+(?=\S))", "", text)  # no fences, no prompts
-    any_called = False
+    any_called, own = False, around
     for each in shell.read_script(bare.replace("`", " "), around.variables, decide=decide):
         if any_called and not each.called:
             return
-        unset = tuple(f"${name}, which is not set" for name in each.unset)
-        for launch in _launches(each.words, replace(around, variables=each.variables), depth):
+        if each.variables is not own.variables:
+            own = replace(around, variables=each.variables)
+        for launch in _launches(each.words, own, depth):
+            unset = (f"${name}, which is not set" for name in each.unset)
             yield replace(launch, line=each.line, unread=(*launch.unread, *unset))
             any_called = True
 
 
 def _launches(words: list[str], around: _Around, depth: int = 0) -> Iterator[Launch]:
     """The servers that the words start, wherever in them."""
-    if depth > _DEEPEST or not words or _STARTS_NONE.fullmatch(Path(words[0]).name):
+    if depth > _DEEPEST or not words or _STARTS_NONE.fullmatch(_program(words[0])):
         return
     image, inside, own = _container(words)
     if image:
@@ -376,13 +392,22 @@ def _launches(words: list[str], around: _Around, depth: int = 0) -> Iterator[Lau
 
 def _find_start(words: list[str]) -> tuple[str, int, int] | None:
     """The engine that the words start, and where its words begin and end."""
-    names = [Path(word).name.partition("==")[0] for word in words]
-    for family, row in FAMILIES.items():
-        for start in row.launch.words:
-            for place in range(len(words) - len(start) + 1):
-                if tuple(names[place : place + len(start)]) == start:
-                    return family, place, place + len(start)
-    return None
+    names = [_program(word).partition("==")[0] for word in words]
+    found = [
+        (rank, place, family, start)
+        for place, name in enumerate(names)
+        for rank, family, start in _BY_FIRST.get(name, ())
+        if tuple(names[place : place + len(start)]) == start
+    ]
+    if not found:
+        return None
+    _, place, family, start = min(found)
+    return family, place, place + len(start)
+
+
+def _program(word: str) -> str:
+    """A program's name without its folder."""
+    return word.rstrip("/").rpartition("/")[2]
 
 
 def _with(around: _Around, variables: Mapping[str, str]) -> _Around:
@@ -428,15 +453,11 @@ def _make(family: str, arguments: list[str], around: _Around) -> Launch:
     forks = (name for name, row in FAMILIES.items() if set(row.marks) & set(words))
     family = next(forks, family)
     settings, own = list[tuple[str, str]](), list[tuple[str, str]]()
-    files = {  # of any mount
-        Path(shell.fill_in(name, around.variables)).name: text
-        for name, text in around.files.items()
-    }
     for spelling, value in _pairs(family, words):
         if spelling.replace("_", "-") not in _SETTINGS:
             own.append((spelling, value))
             continue
-        text = around.files.get(value) or files.get(Path(value).name)
+        text = around.file_named(value)
         try:
             read = (
                 around.settings_of(shell.fill_in(text, around.variables), family) if text else None
@@ -560,8 +581,8 @@ def _located(launch: Launch, part: Any) -> Launch:
 def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Iterator[Launch]:
     """The commands that a mapping is as a whole."""
     parts = [document[key] for key in _CONTAINER if document.get(key)]
-    if "image" in document:
-        parts += [value for key, value in document.items() if value and _EXTRA.fullmatch(str(key))]
+    extra = [value for key, value in document.items() if value and _EXTRA.fullmatch(str(key))]
+    parts += extra if "image" in document else []
     serve = ["vllm", "serve"] if document.get("modelCommand") == "vllmServe" else []  # llm-d's
     container = [*serve, *(word for part in parts for word in words_of(part))]
     if container or "image" in document:
@@ -585,8 +606,7 @@ def _in_mapping(document: Mapping[Any, Any], around: _Around) -> Iterator[Launch
     is_said = any(find_flag(family, spelling) is role for spelling, _ in given)
     if around.role in ("prefill", "decode") and role and role.means and not is_said:
         given = [("--disaggregation-mode", around.role), *given]
-    listed = [key for key in document if _EXTRA.fullmatch(str(key))]
-    more = [word for key in listed for word in words_of(document[key])]
+    more = [word for each in extra for word in words_of(each)]
     launch = _versioned(_make(family, more, around), around.image)
     launch = replace(launch, flags=(*given, *launch.flags))
     served = (value for name, value in given if name.replace("_", "-") == "--served-model-name")

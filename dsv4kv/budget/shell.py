@@ -305,7 +305,7 @@ class _Source:
         self.open: list[Iterator[_Parts]] = [split_statements(text)]
         self.functions: dict[str, list[_Parts]] = {}
         self.called: set[str] = set()
-        self.hidden: list[dict[str, str | None]] = []  # by every function that runs: what it hides
+        self.hidden: list[dict[str, str | None]] = []  # values that running functions hide
         self.bodies: list[list[_Parts]] = []  # of loops over the arguments
         self.calls = self.repeated = 0
         self.ended = False  # what comes next is of functions that nothing called
@@ -322,7 +322,7 @@ class _Source:
                 yield statement
             if self.repeated > _MOST_REPEATED:
                 self.open, self.calls = self.open[:1], _MOST_CALLS
-            elif not self.open:  # whoever calls these is not seen
+            elif not self.open:  # functions without a visible call come last
                 unseen = [each for each in self.functions if each not in self.called]
                 self.called.update(unseen)
                 self.ended = True
@@ -360,17 +360,17 @@ class _Source:
         return body
 
     def hide(self, words: list[str], names: Iterable[str], known: Mapping[str, str]) -> None:
-        """Keep what is hidden by ``local`` for the end of its function."""
+        """Keep the values that ``local`` hides until its function ends."""
         for name in names if self.hidden and words[0] in _LOCAL else ():
             self.hidden[-1].setdefault(name, known.get(name))
 
     def take(
         self, statement: _Parts, own: Mapping[str, str], known: Mapping[str, str], certain: bool
     ) -> tuple[dict[str, str], str] | None:
-        """What is known after a call, a loop or ``set``, and what ends the statement; else None.
+        """Variables after a call, a loop or ``set``, and the statement's end; None for others.
 
-        ``own`` are the statement's variables, ``known`` those of all; not ``certain`` is one that
-        may not run.
+        ``known`` are the script's variables, ``own`` these and the statement's own; a statement
+        that is not ``certain`` may not run.
         """
         line, words, end = statement
         body, outer, first = self.functions.get(words[0]), known.get("@"), words[0]

@@ -245,7 +245,7 @@ _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
 
 @dataclass(slots=True)
 class _Log:
-    """What was read of a log."""
+    """Reading position in a log."""
 
     path: Path
     at: int = 0  # bytes read, of what a packed one holds

@@ -21,6 +21,7 @@ _GPU_WORDS = ("gpu", "gpu_type", "gpu_type_id", "accelerator", "accelerator_type
 _MOST_PARTS = 100_000  # of lists and mappings that names stand for, which may double each time
 _LONGEST = 10_000  # characters of a text, items of a list that is made of others
 _LARGEST = 10**15
+_MOST_ROUNDS = 1_000  # of all loops
 _MOST_COMMANDS = 100  # that are compared with one
 _PRINTS = re.compile(
     r"print|debug|info|log|warn(?:ing)?|error|write|exit|ArgumentParser|Markdown|join|format"
@@ -31,6 +32,9 @@ _OPERATIONS = {
     ast.FloorDiv: operator.floordiv, ast.BitOr: operator.or_,
 }  # fmt: skip
 
+_COMPARED = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+}  # fmt: skip
 _SUMMED = {ast.Add: (int, str, list), ast.BitOr: (dict,)}
 
 Server = tuple[int, dict[str, Any]]
@@ -72,7 +76,7 @@ class _Reader(ast.NodeVisitor):
         self.set: dict[str, str] = {}  # of the environment, by the code
         self.environment, self.is_trtllm = ChainMap(self.set, dict(environment)), is_trtllm
         self.values: dict[str, Any] = {}
-        self.parts = 0
+        self.parts = self.rounds = 0
         self.servers, self.commands = list[Server](), list[Server]()
         self.gpu: str | None = None
 
@@ -89,9 +93,54 @@ class _Reader(ast.NodeVisitor):
                 self.values |= {f"{_name(target)}.{k[5:]}": value for k, value in args.items()}
 
     def _assign(self, target: ast.expr, value: Any) -> None:
-        if isinstance(target, ast.Subscript) and _name(target.value) == "os.environ":
-            self.set[_text(self._value(target.slice))] = _text(value)
-        self.values[_name(target)] = value
+        if isinstance(target, ast.Subscript):
+            name, key = _name(target.value), _text(self._value(target.slice))
+            if name == "os.environ":
+                self.set[key] = _text(value)
+            elif isinstance(self.values.get(name), dict):
+                self.values[name][key] = value
+        else:
+            self.values[_name(target)] = value
+
+    def visit_For(self, node: ast.For) -> None:
+        """Go round for every known item; once with the names unknown where there is none."""
+        self.visit(node.iter)
+        values = self._value(node.iter)
+        names = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+        for item in values if isinstance(values, list) else [None]:
+            self.rounds += 1
+            if self.rounds > _MOST_ROUNDS:
+                return
+            parts = item if isinstance(node.target, ast.Tuple) else [item]
+            known = parts if isinstance(parts, list) else [None] * len(names)
+            for name, value in zip(names, known, strict=False):
+                self._assign(name, f"${_name(name)}" if value is None else value)
+            for each in node.body:
+                self.visit(each)
+
+    def visit_If(self, node: ast.If) -> None:
+        """Read the branch that is taken; both where that is not known."""
+        self.visit(node.test)
+        is_true = self._truth(node.test)
+        for each in [*node.body * (is_true is not False), *node.orelse * (is_true is not True)]:
+            self.visit(each)
+
+    def _truth(self, test: ast.expr) -> bool | None:
+        known: Any = "$"
+        match test:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                inner = self._truth(operand)
+                return None if inner is None else not inner
+            case ast.Compare(left=left, ops=[how], comparators=[right]) if type(how) in _COMPARED:
+                one, other = self._value(left), self._value(right)
+                if _is_known(one) and _is_known(other):
+                    known = _COMPARED[type(how)](one, other)
+            case ast.Call(func=ast.Name("isinstance"), args=[value, ast.Name("bool")]):
+                one = self._value(value)
+                known = isinstance(one, bool) if _is_known(one) else one
+            case ast.Name() | ast.Attribute():
+                known = self._value(test)
+        return bool(known) if _is_known(known) else None
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self.generic_visit(node)
@@ -118,10 +167,8 @@ class _Reader(ast.NodeVisitor):
         for value in filter(None, map(words.get, _GPU_WORDS)):
             first = value[0] if isinstance(value, list) else value
             self.gpu = self.gpu or (first.partition(":")[0] if isinstance(first, str) else None)
-        if name in ("append", "extend"):
-            if isinstance(self.values.get(owner), list) and given:
-                added = given[0] if name == "extend" else [given[0]]
-                self.values[owner] += added if isinstance(added, list) else []
+        if name in ("append", "extend", "update"):
+            self._change(name, self.values.get(owner), given, words)
         elif name == "add_argument" and given and "default" in words:
             option = str(given[0]).lstrip("-").replace("-", "_")
             self.values[f"args.{option}"] = words["default"]
@@ -134,10 +181,25 @@ class _Reader(ast.NodeVisitor):
             words |= own | ({"model": model} if model else {})
             if words:
                 self.servers.append((node.lineno, words | {"engine": family}))
-        elif given and isinstance(given[0], str | list) and not _PRINTS.fullmatch(name):
+        elif not _PRINTS.fullmatch(name):
+            self._start(node.lineno, name, given, words)
+
+    def _change(self, how: str, changed: Any, given: list[Any], words: dict[str, Any]) -> None:
+        for each in (*given, words):
+            if how == "update" and isinstance(changed, dict):
+                changed |= each if isinstance(each, dict) else {}
+            elif isinstance(changed, list) and each is not words:
+                changed += [each] if how == "append" else each if isinstance(each, list) else []
+
+    def _start(self, line: int, name: str, given: list[Any], words: dict[str, Any]) -> None:
+        if name == "create_subprocess_exec":
+            given = [given]
+        elif name.startswith(("execv", "spawn")) or not given:
+            given = [each for each in (*given, words.get("args")) if isinstance(each, list)]
+        if given and isinstance(given[0], str | list):
             listed = given[0] if isinstance(given[0], str) else [*map(_text, given[0])]
             if all(listed != each["command"] for _, each in self.commands[-_MOST_COMMANDS:]):
-                self.commands.append((node.lineno, {"command": listed}))
+                self.commands.append((line, {"command": listed}))
 
     def _value(self, node: ast.expr) -> Any:
         found: Any = None
@@ -200,7 +262,10 @@ class _Reader(ast.NodeVisitor):
         return "$expression"
 
     def _called(self, func: ast.expr, given: list[Any], words: dict[str, Any]) -> Any:
+        owner = self.values.get(_name(func).rpartition(".")[0])
         match _name(func), given:
+            case name, [] if _last(func) == "items" and isinstance(owner, dict):
+                return [[key, value] for key, value in owner.items()]
             case (("os.environ.get" | "os.getenv"), [name, *otherwise]):
                 return self._from_environment(name, *otherwise)
             case ("str" | "int" | "json.dumps") as name, [value]:
@@ -216,6 +281,10 @@ class _Reader(ast.NodeVisitor):
 
     def _from_environment(self, name: Any, otherwise: Any = None) -> Any:
         return self.environment.get(_text(name), otherwise or f"${_text(name)}")
+
+
+def _is_known(value: Any) -> bool:
+    return not (isinstance(value, str) and value.startswith("$"))
 
 
 def _text(value: Any) -> str:

@@ -707,6 +707,43 @@ engine = sgl.Engine(model_path=os.environ.get("MODEL", "deepseek-ai/DeepSeek-V4-
         {"model": "v4-flash", "engine": "vllm"},
         unread="--tensor_parallel_size $count, which nothing here sets: by --gpus",
     ),
+    Pasted(
+        "python",
+        """kw = {"tensor-parallel-size": 4}
+kw["tensor-parallel-size"] = 2
+kw.update({"max-model-len": 131072}, **{"enforce-eager": False, "trust-remote-code": True})
+cmd = ["vllm", "serve", "deepseek-ai/DeepSeek-V4-Flash"]
+for k, v in kw.items():
+    if v is True:
+        cmd.append(f"--{k}")
+    elif v is not False:
+        cmd += [f"--{k}", str(v)]
+subprocess.run(args=cmd)
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "python",
+        """GPU = "h200"
+if not GPU == "b200":
+    length = 131072
+else:
+    length = 4096
+async def main():
+    await asyncio.create_subprocess_exec("vllm", "serve", "deepseek-ai/DeepSeek-V4-Flash",
+        "--tensor-parallel-size", "2", "--max-model-len", str(length))
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "python",
+        """for size in (2, 8):
+    pass
+os.execvp("sglang", ["sglang", "serve", "--model-path", "deepseek-ai/DeepSeek-V4-Pro",
+                     "--tp", str(size)])
+""",
+        PRO_8 | {"engine": "sglang"},
+    ),
     # ---- KServe
     Pasted(
         "kserve",

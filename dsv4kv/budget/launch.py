@@ -44,7 +44,7 @@ from dsv4kv.model.presets import config_file, preset_named, preset_names
 
 _UNSET = re.compile(r"\$\{?\w+|\$\(|\{\{?\s*\w+\s*\}?\}")
 _MODEL = r"\b(?:deepseek|ds)-?{}(?![a-z0-9])"
-_GPU = r"(?:(?<![a-z0-9.])|(?<=\dx)){}(?![a-wyz0-9]|x[^\d])"
+_GPU = r"(?:(?<![a-z0-9.])|(?<=\dx)){}s?(?![a-wyz0-9]|x[^\d])"
 _LAYOUT = {"model", "tp", "dp", "pp", "ep", "dp-attention", "context"}
 _NEEDED = ("model", "tp", "dp", "pp")
 """Inputs without which an answer would be another deployment's."""
@@ -164,7 +164,9 @@ def _dashed(text: str) -> str:
 
 
 def _gpus_in(text: str) -> list[str]:
-    plain = _dashed(re.sub(r"(?<!\S)\S*/\S*", " ", text))  # without paths and addresses
+    # no paths, no addresses; names of scripts stay
+    paths = r"(?<!\S)\S*/(?:(\S+\.(?:sh|sbatch|slurm|ya?ml))(?!\S)|\S*)"
+    plain = re.sub(r"dgx-sparks?\b", "gb10", _dashed(re.sub(paths, r" \1 ", text)))
     gpus = [each for each in gpu_names() if re.search(_GPU.format(each), plain)]
     return [each for each in gpus if not any(other.startswith(f"{each}-") for other in gpus)]
 
@@ -197,12 +199,13 @@ def _choose(launches: list[Launch], which: str | None) -> Launch:
         for number, launch in enumerate(launches, 1)
     )
     if which is None:
-        if len({each.started for each in launches}) > 1:
+        ours = [each for each in launches if _model_of(each) or not _is_published(each)]
+        if len({each.started for each in ours or launches}) > 1:
             raise ConfigError(
                 f"{len(launches)} commands: choose with --which, a number or a part of it: "
                 f"{listed}."
             )
-        return launches[0]
+        return (ours or launches)[0]
     if which.isdecimal() and 1 <= int(which) <= len(launches):
         return launches[int(which) - 1]
     found = [each for each in launches if which in f"{each.title} {each.names} {each.flags}"]
@@ -218,8 +221,7 @@ def _interpret(
 ) -> Reading:
     flags, unset = _read_flags(launch)
     merged, sizes = _merged(launch, flags), ("gpus", *_NEEDED[1:])
-    named = _named([value for name, value in launch.flags if name in MODEL_FLAGS])
-    named = named or _named(launch.names) or model or _named([merged.get("model", "")])
+    named = _model_of(launch) or model or _named([merged.get("model", "")])
     absent = {about for about, _ in unset}
     unread = list(launch.unread)
     others = [name for name in launch.names if "/" in name.strip("/")]  # other models' names
@@ -343,6 +345,22 @@ def _uncounted_inside(family: str, value: str) -> Iterator[GivenFlag]:
                 yield read_flag(family, f"--{key}", str(text))
 
 
+def _model_of(launch: Launch) -> str | None:
+    """What it serves, by the path or, unless that is another published model's, by a name."""
+    return _named(_given_models(launch)) or (
+        None if _is_published(launch) else _named(launch.names)
+    )
+
+
+def _given_models(launch: Launch) -> list[str]:
+    return [value for name, value in launch.flags if name in MODEL_FLAGS]
+
+
+def _is_published(launch: Launch) -> bool:
+    form = r"[A-Za-z]\w[\w-]*/\w[\w.-]*|.*\.gguf"
+    return any(re.fullmatch(form, value) for value in _given_models(launch))
+
+
 def _named(names: Iterable[str]) -> str | None:
     """The first preset, or config.json, that one of a model's names means."""
     found = (
@@ -372,6 +390,9 @@ class FlagCost:
     requests: int
 
 
+_NAMED = ("model", "checkpoint")
+
+
 def flag_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[FlagCost]:
     """Every flag that could be omitted, with its cost; ``given`` overrides the command."""
     fixed = fix_layout(found.scenario)
@@ -383,7 +404,8 @@ def flag_costs(reading: Reading, given: Texts, found: Answer) -> Iterator[FlagCo
         if not flag.texts or set(flag.texts) & (_LAYOUT | set(given)):
             continue
         others = _merged(reading.launch, [each for each in reading.flags if each is not flag])
-        texts = kept | others | given | sizes
+        named = {each: reading.texts[each] for each in _NAMED if each in reading.texts}
+        texts = kept | others | named | given | sizes
         try:
             read = read_inputs(texts)
             (other,) = resolve(read)

@@ -14,7 +14,7 @@ from typing import Any
 from dsv4kv.budget import shell
 
 _TEMPLATED = re.compile(
-    r"\$?\{\{-? *(?:env\.)?([A-Za-z_]\w*) *(?:\|[^{}]*)?\}\}"  # of Jinja, just and GitHub
+    r"\$?\{\{-? *(?:env\.)?([A-Za-z_]\w*) *(\|[^{}]*)?\}\}"  # of Jinja, just and GitHub
     r"|(?<!%)%\((?:ENV_)?(\w+)\)s"
 )
 UNIT = re.compile(r"(?m)^\[(?:Service|Container|program:.*)\]")
@@ -23,7 +23,12 @@ ENVIRONMENTS = ("environment", "env", "envs")
 
 def fill_templates(text: str) -> str:
     """The text with variables of templates as a shell's."""
-    return _TEMPLATED.sub(lambda match: f"${{{match[1] or match[2]}}}", text)
+
+    def variable(match: re.Match[str]) -> str:
+        default = re.search(r"\bdefault\(\s*['\"]?([^'\")]*)", match[2] or "")
+        return f"${{{match[1] or match[3]}{':-' + default[1] if default else ''}}}"
+
+    return _TEMPLATED.sub(variable, text)
 
 
 def slurm_variables(text: str) -> dict[str, str]:
@@ -83,14 +88,26 @@ def as_shell(text: str) -> str:
 
 def _of_makefile(text: str) -> str:
     """What make or just sets and starts, as a shell would; a target's own values from there on."""
+    made: list[tuple[str, str]] = []  # names and settings, again where a target changes a part
 
     def assign(match: re.Match[str]) -> str:
-        value = match[2].partition(" #")[0].strip()
+        target, name, how, text = match.groups()
+        value = text.partition(" #")[0].strip()
         default = re.match(r"env\w*\(.\w+., *(.*)\)$", value)
         plain = (default[1] if default else value).replace('"', "")
-        return f'{match[1]}="{plain}"'
+        setting = f'{name}+=" {plain}"' if how == "+" else f'{name}="{plain}"'
+        uses = {own for own, each in made if f"$({name})" in each or f"${{{name}}}" in each}
+        if not target:
+            made.append((name, setting))
+        again = [each for own, each in made if target and own in uses - {name}]
+        return "; ".join([setting, *again])
 
-    text = re.sub(r"(?m)^(?:[\w.-]+: *)?(\w+) *(?:::?|\?|\+)= *(.*)$", assign, text)
+    def defaults(match: re.Match[str]) -> str:
+        """Of a recipe of just: ``serve tp="8" *extra:``."""
+        return "; ".join(re.findall(r"\w+=(?:\"[^\"]*\"|'[^']*'|[^\s:]+)", match[0]))
+
+    text = re.sub(r"(?m)^(?:([\w.-]+): *)?(\w+) *(::?|\?|\+)?= *(.*)$", assign, text)
+    text = re.sub(r"(?m)^@?[\w-]+(?: +[*+$]?\w+(?:=[\w./\"'-]*)?)+ *:(?!=).*$", defaults, text)
     return re.sub(r"(?m)^(\t| {4})[@-]+", r"\1", text)
 
 

@@ -5,7 +5,7 @@ import json
 import operator
 import re
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -18,10 +18,12 @@ _CONSTRUCTORS = {
     "ServerArgs": "sglang",
 }
 _GPU_WORDS = ("gpu", "gpu_type", "gpu_type_id", "accelerator", "accelerator_type")
+_RAYS = ("model_loading_config", "engine_kwargs", "runtime_env")
 _MOST_PARTS = 100_000  # of lists and mappings that names stand for, which may double each time
 _LONGEST = 10_000  # characters of a text, items of a list that is made of others
 _LARGEST = 10**15
 _MOST_ROUNDS = 1_000  # of all loops
+_DEEPEST = 20  # calls within each other
 _MOST_COMMANDS = 100  # that are compared with one
 _PRINTS = re.compile(
     r"print|debug|info|log|warn(?:ing)?|error|write|exit|ArgumentParser|Markdown|join|format"
@@ -69,13 +71,25 @@ def _names_gpu(server: Mapping[str, Any]) -> bool:
     return not server.keys().isdisjoint(_GPU_WORDS)
 
 
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class _ReturnError(Exception):
+    """A function returns."""
+
+
 class _Reader(ast.NodeVisitor):
     """Values of names in the order of the text; what has none is ``$name``, as in a shell."""
 
     def __init__(self, environment: Mapping[str, str], is_trtllm: bool) -> None:
         self.set: dict[str, str] = {}  # of the environment, by the code
         self.environment, self.is_trtllm = ChainMap(self.set, dict(environment)), is_trtllm
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, Any] = {"__name__": "__main__"}
+        self.functions: dict[str, _Function] = {}
+        self.called, self.running = set[str](), list[str]()
+        self.results: dict[ast.expr, Any] = {}  # of calls of these functions
+        self.returned: Any = None
+        self.undecided = 0  # branches around what is read
         self.parts = self.rounds = 0
         self.servers, self.commands = list[Server](), list[Server]()
         self.gpu: str | None = None
@@ -122,8 +136,10 @@ class _Reader(ast.NodeVisitor):
         """Read the branch that is taken; both where that is not known."""
         self.visit(node.test)
         is_true = self._truth(node.test)
+        self.undecided += is_true is None
         for each in [*node.body * (is_true is not False), *node.orelse * (is_true is not True)]:
             self.visit(each)
+        self.undecided -= is_true is None
 
     def _truth(self, test: ast.expr) -> bool | None:
         known: Any = "$"
@@ -151,10 +167,71 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
         self.values[_name(node.target)] = self._sum(node.target, node.op, node.value)
 
-    def visit_arguments(self, node: ast.arguments) -> None:
+    def visit_Module(self, node: ast.Module) -> None:
         self.generic_visit(node)
-        for argument, value in zip(node.args[::-1], node.defaults[::-1], strict=False):
-            self.values.setdefault(argument.arg, self._value(value))
+        for name in [each for each in self.functions if each not in self.called]:
+            self._run(name, self._defaults(self.functions[name]) | self.values)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        for each in node.decorator_list:
+            self.visit(each)
+        self.functions[node.name] = node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self.functions[node.name] = node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.generic_visit(node)
+        if begin := self.functions.pop("__init__", None):
+            self.functions[node.name] = begin
+
+    def visit_Return(self, node: ast.Return) -> None:
+        self.generic_visit(node)
+        self.returned = self._value(node.value) if node.value else None
+        if not self.undecided:
+            raise _ReturnError
+
+    def _defaults(self, function: "_Function") -> dict[str, Any]:
+        own = function.args
+        pairs = [*zip(own.args[::-1], own.defaults[::-1], strict=False)]
+        pairs += [
+            (key, value)
+            for key, value in zip(own.kwonlyargs, own.kw_defaults, strict=True)
+            if value
+        ]
+        return {each.arg: self._value(value) for each, value in pairs}
+
+    def _call(self, name: str, call: ast.Call, given: list[Any], words: dict[str, Any]) -> Any:
+        function = self.functions[name]
+        names = [each.arg for each in function.args.args if each.arg not in ("self", "cls")]
+        values = {
+            **self.values,
+            **self._defaults(function),
+            **dict(zip(names, given, strict=False)),
+            **words,
+        }
+        for own, outer in zip(names, call.args, strict=False):  # fields of an object
+            before = f"{_name(outer)}."
+            fields = [key for key in self.values if before != "." and key.startswith(before)]
+            values |= {f"{own}.{key.removeprefix(before)}": self.values[key] for key in fields}
+        return self._run(name, values)
+
+    def _run(self, name: str, values: dict[str, Any]) -> Any:
+        """What a function returns; its own values end with it, fields of objects stay."""
+        self.rounds += 1
+        if self.rounds > _MOST_ROUNDS or name in self.running or len(self.running) == _DEEPEST:
+            return None
+        self.called.add(name)
+        self.running.append(name)
+        outer, undecided = self.values, self.undecided
+        self.values, self.returned, self.undecided = values, None, 0
+        with suppress(_ReturnError):
+            for each in self.functions[name].body:
+                self.visit(each)
+        self.running.pop()
+        self.values = outer | {k: v for k, v in self.values.items() if k.startswith("self.")}
+        self.undecided, found, self.returned = undecided, self.returned, None
+        return found
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
@@ -167,16 +244,25 @@ class _Reader(ast.NodeVisitor):
         for value in filter(None, map(words.get, _GPU_WORDS)):
             first = value[0] if isinstance(value, list) else value
             self.gpu = self.gpu or (first.partition(":")[0] if isinstance(first, str) else None)
-        if name in ("append", "extend", "update"):
+        if name in self.functions and (owner in ("", "self") or owner in self.values):
+            self.results[node] = self._call(name, node, given, words)
+        elif name in ("append", "extend", "update"):
             self._change(name, self.values.get(owner), given, words)
+        elif name == "add_argument" and words.get("action") == "store_true":
+            self.values[f"args.{str(given[0]).lstrip('-').replace('-', '_')}"] = False
         elif name == "add_argument" and given and "default" in words:
             option = str(given[0]).lstrip("-").replace("-", "_")
             self.values[f"args.{option}"] = words["default"]
         elif name in _CONSTRUCTORS:
             words = {"model": given[0]} | words if given and name == "LLM" else words
             family = "trtllm" if self.is_trtllm and name == "LLM" else _CONSTRUCTORS[name]
-            inner = [words.pop(each, None) for each in ("model_loading_config", "engine_kwargs")]
-            loading, own = (each if isinstance(each, dict) else {} for each in inner)
+            inner = [words.pop(each, None) for each in _RAYS]
+            loading, own, env = (each if isinstance(each, dict) else {} for each in inner)
+            own |= (
+                {"env": self.set | env["env_vars"]}
+                if isinstance(env.get("env_vars"), dict)
+                else {}
+            )
             model = loading.get("model_source") or loading.get("model_id")
             words |= own | ({"model": model} if model else {})
             if words:
@@ -199,7 +285,9 @@ class _Reader(ast.NodeVisitor):
         if given and isinstance(given[0], str | list):
             listed = given[0] if isinstance(given[0], str) else [*map(_text, given[0])]
             if all(listed != each["command"] for _, each in self.commands[-_MOST_COMMANDS:]):
-                self.commands.append((line, {"command": listed}))
+                env = words.get("env")
+                set_ = {"env": self.set | env} if isinstance(env, dict) else {}
+                self.commands.append((line, {"command": listed} | set_))
 
     def _value(self, node: ast.expr) -> Any:
         found: Any = None
@@ -222,15 +310,31 @@ class _Reader(ast.NodeVisitor):
                 found = "".join(_text(self._value(part)) for part in parts)[:_LONGEST]
             case ast.BinOp():
                 found = self._sum(node.left, node.op, node.right)
-            case ast.Subscript() if _name(node.value) == "os.environ":
-                found = self._from_environment(self._value(node.slice))
-            case ast.Call(func=func, args=args, keywords=keywords):
-                words = {each.arg: self._value(each.value) for each in keywords if each.arg}
-                found = self._called(func, [self._value(each) for each in args], words)
+            case ast.Subscript():
+                found = self._item(node)
+            case ast.Call() | ast.Await():
+                found = self._result(node)
             case ast.Name() | ast.Attribute() if _name(node) in self.values:
                 found = self._copied(self.values[_name(node)])
         plain = isinstance(node, ast.Constant)
         return f"${_last(node) or 'expression'}" if found is None and not plain else found
+
+    def _item(self, node: ast.Subscript) -> Any:
+        place = self._value(node.slice)
+        if _name(node.value) == "os.environ":
+            return self._from_environment(place)
+        whole = self._value(node.value)
+        with suppress(LookupError, TypeError):
+            return whole[place] if isinstance(whole, dict | list) else None
+        return None
+
+    def _result(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Await):
+            return self._value(node.value)
+        if node in self.results or not isinstance(node, ast.Call):
+            return self._copied(self.results.get(node))
+        words = {each.arg: self._value(each.value) for each in node.keywords if each.arg}
+        return self._called(node.func, [self._value(each) for each in node.args], words)
 
     def _mapping(self, node: ast.Dict) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -262,19 +366,19 @@ class _Reader(ast.NodeVisitor):
         return "$expression"
 
     def _called(self, func: ast.expr, given: list[Any], words: dict[str, Any]) -> Any:
-        owner = self.values.get(_name(func).rpartition(".")[0])
         match _name(func), given:
-            case name, [] if _last(func) == "items" and isinstance(owner, dict):
-                return [[key, value] for key, value in owner.items()]
             case (("os.environ.get" | "os.getenv"), [name, *otherwise]):
                 return self._from_environment(name, *otherwise)
-            case ("str" | "int" | "json.dumps") as name, [value]:
-                plain = value if name == "int" else json.dumps(value, default=str)[:_LONGEST]
-                return _text(value) if name == "str" else plain
+            case ("str" | "int" | "shlex.split" | "json.dumps") as name, [value]:
+                return _CONVERSIONS[name](value)
             case name, [] if words:  # dict, or an object of settings
                 kind, is_drafts, _ = name.rpartition(".")[2].partition("DecodingConfig")
                 return words | ({"decoding_type": kind} if is_drafts else {})
         separator = self._value(func.value) if isinstance(func, ast.Attribute) else None
+        if isinstance(separator, dict | str) and not given:
+            how = isinstance(separator, dict), _last(func)
+            with suppress(KeyError):
+                return _METHODS[how](separator)
         if isinstance(separator, str) and given and isinstance(given[0], list):  # of join
             return separator.join(map(_text, given[0]))[:_LONGEST]
         return f"${_last(func) or 'expression'}"
@@ -289,6 +393,18 @@ def _is_known(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     return str(value) if isinstance(value, str | int | float) else "$expression"
+
+
+_METHODS: dict[tuple[bool, str], Callable[[Any], Any]] = {  # whether of a mapping, name
+    (True, "items"): lambda pairs: [[*each] for each in pairs.items()],
+    (False, "split"): str.split,
+}
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "str": _text,
+    "int": lambda value: value,
+    "shlex.split": lambda value: _text(value).split(),
+    "json.dumps": lambda value: json.dumps(value, default=str)[:_LONGEST],
+}
 
 
 def _name(node: ast.expr) -> str:

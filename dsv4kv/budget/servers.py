@@ -29,7 +29,7 @@ from dsv4kv.budget.platforms import (
 )
 from dsv4kv.budget.python_code import read_code
 from dsv4kv.engines.flags import Flag
-from dsv4kv.engines.names import FAMILIES, find_flag
+from dsv4kv.engines.names import FAMILIES, find_flag, whole_flag
 from dsv4kv.errors import ConfigError
 from dsv4kv.files import Unparsable, YamlLoader, load_yaml, read_document
 
@@ -67,6 +67,8 @@ _TAGGED = re.compile(r"-runtime:|lmcache/|nvidia/(?!tensorrt-?llm)")
 _IMAGES = {part: name for name, row in FAMILIES.items() for part in (name, *row.launch.images)}
 _ENGINE = rf"(?<!lmcache/)(?<!nvidia/)\b({'|'.join(map(re.escape, _IMAGES))})(?!-runtime)"
 _PINNED = re.compile(_ENGINE + r"(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
+_SPOKEN = re.compile(rf"(?i){_ENGINE}\s+v?(\d+\.\d+(?:\.\d+)?)(?![\w.]*\d|\s*\+|\s+(?:or|and)\b)")
+"""A version in prose; not the least that is needed."""
 _NIGHTLY = re.compile(_ENGINE + r"(?:-\w+)?:nightly[\w.-]*?-(20\d{6})\b")
 _GPU_KEYS = (
     *("gpu_type", "nvidia.com/gpu.product", "cloud.google.com/gke-accelerator"),
@@ -90,7 +92,8 @@ _NAMING = ("model_id", "model_source", "modelURL", "model_name", "hf_model_id", 
 _SETTINGS = {"--config", "--extra-engine-args", "--extra-llm-api-options"}
 """Flags that name a file of more flags, which a script or a ConfigMap next to it may hold."""
 _ROLES = {name: name for name in ("prefill", "decode", "aggregated", "agg")}
-_ROLES |= {"ctx": "prefill", "gen": "decode"}  # TensorRT-LLM's words
+_ROLES |= dict.fromkeys(("ctx", "context_servers"), "prefill")  # TensorRT-LLM's words
+_ROLES |= dict.fromkeys(("gen", "generation_servers"), "decode")
 _SIDES = {f"{role}_environment" for role in _ROLES}
 _PROGRAM = re.compile(r"(?:.*/)?(?:python[\d.]*|(?:ba|z|da)?sh|sleep|tail|nginx|uv|ray|tini|env)")
 
@@ -257,6 +260,10 @@ def find_launches(
         own = {name: v for name, v in launch.variables.items() if outer.get(name) != v}
         version, gpu = launch.version or version, launch.gpu or label
         whole = replace(launch, variables=own, version=version, gpu=gpu)
+        spoken = {v for name, v in _SPOKEN.findall(text) if _IMAGES[name.lower()] == whole.family}
+        if version is None and not nightly and len(spoken) == 1:
+            said = f"a version: {min(spoken)}, the only one that the text names, is taken"
+            whole = replace(whole, version=min(spoken), unread=(*whole.unread, said))
         dated = nightly and _IMAGES[nightly[1]] == whole.family and version is None
         yield _dated(whole, nightly[2]) if nightly and dated else whole
 
@@ -339,7 +346,11 @@ def _in_script(text: str, around: _Around) -> Iterator[Launch]:
         code = list(_in_code(body, own))
         if not code and (name or not found) and _as_yaml(body) is None:
             with suppress(shell.OpenQuote):
-                code = list(_in_shell(body, own))
+                *_, last = (
+                    {},
+                    *(each.variables for each in shell.read_script(bare, around.variables)),
+                )
+                code = list(_in_shell(body, _with(own, last)))
         found += code
     yield from found
 
@@ -492,6 +503,7 @@ def _pairs(family: str, words: list[str]) -> Iterator[tuple[str, str]]:
                 yield "--model", spelling + equals + value
             named = True
             continue
+        spelling = whole_flag(family, spelling)
         flag = find_flag(family, spelling)
         if not equals and _is_value(flag, words[:1]):
             value = words.pop(0)

@@ -252,6 +252,7 @@ def read_script(
         own, new = known, dict[str, str]()
         if "=" in rest[0] or rest[0] in _DECLARE or rest[0] in _KEYWORDS:
             rest = take_assignments(rest, ChainMap(new, known))
+            rest = rest if words[0] != ":" else []
             own = known | new if rest else known
             source.hide(words, new, known)
             size += sum(len(text) for name, text in new.items() if known.get(name) is not text)
@@ -474,7 +475,8 @@ class _Conditions:
             return []
         if words[1:2] == [")"]:
             words = [words[0] + ")", *words[2:]]
-        if not words[0].endswith(")") or words[0].startswith("$("):
+        is_pattern = words[0].endswith(")") and not words[0].startswith(("$(", "(("))
+        if not is_pattern or _ARRAY.match(words[0]):
             self.patterns.clear()
             return words
         if subject is not None and "$" not in subject:
@@ -575,7 +577,8 @@ def take_documents(text: str) -> tuple[str, dict[str, str]]:
         if not ends or ends[-1] < place:
             continue
         end = ends[bisect_left(ends, place)]
-        found[into[2] if into else ""] = "\n".join(lines[place:end])
+        body, quoted = "\n".join(lines[place:end]), here and here[1]
+        found[into[2] if into else ""] = body if quoted else re.sub(r"\\([\\$])", r"\1", body)
         lines[place : end + 1] = [""] * (end + 1 - place)
         place = end
     return "\n".join(lines), found

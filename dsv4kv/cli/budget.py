@@ -165,7 +165,9 @@ def budget(
     engine = texts.get("engine", "dsv4kv")
     family = engine.partition(":")[0].lower()
     flags = _read_flags(family, arguments.meta.get(_FLAGS, []), options)
-    texts |= merge(family, flags) if flags else {}
+    extra = merge(family, flags) if flags else {}
+    texts |= extra
+    reading = reading and (reading[0], options | extra)
     texts |= _with_dp_attention(texts)
     for each in flags:
         words = [each.spelling, *filter(None, [each.value])]

@@ -153,6 +153,18 @@ def find_flag(family: str, spelling: str) -> Flag | None:
     return _by_spelling(family).get(_plain(spelling))
 
 
+_LEAST_SHORT = 8  # characters: the beginning of a shorter one is rather another's
+
+
+def whole_flag(family: str, spelling: str) -> str:
+    """The only flag that begins with a spelling of some length, else the spelling."""
+    known, plain = _by_spelling(family), _plain(spelling)
+    if len(plain) < _LEAST_SHORT or plain in known or not FAMILIES[family].launch.shortens:
+        return spelling
+    found = {id(flag): name for name, flag in known.items() if name.startswith(plain)}
+    return next(iter(found.values())) if len(found) == 1 else spelling
+
+
 def near_flag(family: str, spelling: str) -> str:
     """The flag of sizes that an unknown spelling is a letter or two from; empty where none is."""
     known = {

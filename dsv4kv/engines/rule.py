@@ -269,6 +269,7 @@ class Launch:
     counts_verified: bool = False  # draft tokens include the token that is verified with them
     tp_spans_replicas: bool = False  # tensor parallel ranks are counted over all replicas
     ranks_are_replicas: bool = False  # all ranks of a server are replicas, or it is one
+    shortens: bool = False  # takes the beginning of a flag for it, as argparse does
 
 
 class Limit(NamedTuple):

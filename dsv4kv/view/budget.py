@@ -75,7 +75,9 @@ def budget_page(
         tp, copies = scenario.layout.tp, found.kv_copies
         answer.append(f"TP{tp} replicates the KV cache on {copies} GPUs (single KV head).")
     answer += _engine_lines(found) if "engine" in given else []
-    facts = _facts(found, curve)
+    facts, host = _facts(found, curve), _host_fact(found)
+    if command and host:
+        answer.append(tb.Facts(host))
     answer += [] if command or lacks else ["", facts]
     if inputs.host_tier is None and (inputs.host_ratio or inputs.host_size):
         answer.append(tb.warning("--host-ratio and --host-size need a --host-tier"))
@@ -311,13 +313,15 @@ def _facts(found: an.Answer, curve: Sequence[tuple[int, int]]) -> tb.Facts:
         rows["sent to decode"] = (
             f"{format_bytes(found.sent_bytes)} per rank for a prompt of {found.context:,} tokens"
         )
-    if host := found.host:
-        what, units = next(iter(host.keeps.items()), ("tokens of context", 0))
-        kept = f"{units:,} {what}"
-        rows["host memory"] = (
-            f"{host.name}: {format_bytes(host.node_bytes)} per node; keeps {kept}"
-        )
-    return tb.Facts(rows)
+    return tb.Facts(rows | _host_fact(found))
+
+
+def _host_fact(found: an.Answer) -> dict[str, str]:
+    if not (host := found.host):
+        return {}
+    what, units = next(iter(host.keeps.items()), ("tokens of context", 0))
+    size = f"{host.name}: {format_bytes(host.node_bytes)} per node"
+    return {"host memory": f"{size}; keeps {units:,} {what}"}
 
 
 def _options_table(
@@ -411,7 +415,8 @@ def view_command(
         keys=2,
     ).first(_MAX_FLAGS)
     parts: list[tb.Part] = ["", table] if known else [tb.dim(free)] if free else []
-    parts += [tb.warning(f"not read: {words}") for words in reading.unread]
+    said = (each if each.startswith("a ") else f"not read: {each}" for each in reading.unread)
+    parts += map(tb.warning, said)
     parts += [tb.warning(f"no GPU is named: {gpu} is taken, --gpu names another")] if gpu else []
     unknown = [f.spelling for f in reading.unknown if f.spelling not in reading.misspelt]
     if unknown:

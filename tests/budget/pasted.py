@@ -744,6 +744,128 @@ os.execvp("sglang", ["sglang", "serve", "--model-path", "deepseek-ai/DeepSeek-V4
 """,
         PRO_8 | {"engine": "sglang"},
     ),
+    Pasted(
+        "python",
+        """import argparse, subprocess
+FLEET = {"small": dict(tp=2, ctx=131072)}
+def build(args, extra=""):
+    if not extra:
+        extra = "--max-num-seqs 64"
+    cmd = ["vllm", "serve", args.model] + extra.split()
+    cmd.extend(["--tensor-parallel-size", str(FLEET[args.size]["tp"])])
+    if args.eager:
+        return cmd + ["--kv-cache-dtype", "auto"]
+    return cmd + ["--max-model-len", str(FLEET[args.size]["ctx"])]
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--model", default="deepseek-ai/DeepSeek-V4-Flash")
+    p.add_argument("--size", default="small")
+    p.add_argument("--eager", action="store_true")
+    options = p.parse_args()
+    subprocess.run(build(options, extra="--max-num-seqs 32"), check=True)
+if __name__ == "__main__":
+    main()
+""",
+        VLLM_2 | {"model": "v4-flash", "request-limit": "32"},
+    ),
+    Pasted(
+        "python",
+        """class Server:
+    def __init__(self, tp):
+        self.cmd = ["vllm", "serve", "deepseek-ai/DeepSeek-V4-Flash"]
+        self.cmd += ["--tensor-parallel-size", str(tp)]
+    def start(self, n):
+        Popen([*self.cmd, "--max-model-len", str(n)])
+server = Server(2)
+server.start(128 * 1024)
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    # ---- scripts of several kinds
+    Pasted(
+        "case",
+        """GPU=${1:-h200}
+A=(--trust-remote-code
+)
+case "$GPU" in
+  h200)
+    M=deepseek-ai/DeepSeek-V4-Flash
+    A+=(--tensor-parallel-size 2 --max-model-len 131072)
+    ;;
+  *) M=deepseek-ai/DeepSeek-V4-Pro; A+=(--tensor-parallel-size 8) ;;
+esac
+: "
+vllm serve deepseek-ai/DeepSeek-V4-Flash -tp 1
+"
+exec vllm serve "$M" "${A[@]}"
+""",
+        VLLM_2 | {"model": "v4-flash"},
+        unread="a GPU: h200",
+    ),
+    Pasted(
+        "heredoc",
+        """TP=2
+cat > /tmp/go.sh <<EOF
+export N=131072
+vllm serve deepseek-ai/DeepSeek-V4-Flash \\
+  --tensor-parallel-size $TP --max-model-len \\$N
+EOF
+ssh $HOST "docker run --gpus all -v /tmp:/tmp vllm/vllm-openai:v0.33.0 bash /tmp/go.sh"
+""",
+        VLLM_2 | {"model": "v4-flash", "engine": "vllm:0.33.0"},
+    ),
+    Pasted(
+        "just",
+        """ctx := "131072"
+serve tp="2" *extra="":
+    vllm serve deepseek-ai/DeepSeek-V4-Flash -tp {{tp}} --max-model-len {{ctx}} {{extra}}
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "make",
+        """M ?= deepseek-ai/DeepSeek-V4-Flash
+TP = 4
+FLAGS = --tensor-parallel-size $(TP)
+FLAGS += --max-model-len 131072
+pro: TP = 2
+pro:
+\tvllm serve $(M) $(FLAGS)
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "published",
+        "vllm serve moonshotai/Kimi-K2 -tp 8 --served-model-name deepseek-v4-pro",
+        {},
+        refused="--model moonshotai/Kimi-K2: which model that is is not clear",
+    ),
+    Pasted(
+        "shortened",
+        "On two H200s, SGLang 0.5.20:\n"
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4-Pro --tp-size 8"
+        " --mem-frac 0.85 --speculative-algo EAGLE",
+        PRO_8 | {"engine": "sglang:0.5.20", "memory-fraction": "0.85"},
+        unread="a version: 0.5.20",
+        gpu="h200",
+    ),
+    Pasted(
+        "templates",
+        """- hosts: gpus
+  tasks:
+  - command: vllm serve {{ m | default("deepseek-ai/DeepSeek-V4-Flash") }}
+      -tp {{ tp | default(2) }} --max-model-len 131072
+""",
+        VLLM_2 | {"model": "v4-flash"},
+    ),
+    Pasted(
+        "python",
+        """LLMConfig(model_loading_config={"model_source": "deepseek-ai/DeepSeek-V4-Flash"},
+    engine_kwargs={"tensor_parallel_size": 2, "max_model_len": 131072},
+    runtime_env={"env_vars": {"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": "64"}})
+""",
+        VLLM_2 | {"logits-limit": "64MiB"},
+    ),
     # ---- KServe
     Pasted(
         "kserve",

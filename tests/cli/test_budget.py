@@ -203,7 +203,7 @@ def test_a_launch_command_is_answered_with_what_each_flag_costs() -> None:
     [
         ("vllm serve deepseek-ai/DeepSeek-V4-Pro", "--tensor-paralel-size 8",
          "--tensor-parallel-size"),
-        ("vllm serve deepseek-ai/DeepSeek-V4-Flash", "--max-num-seq 8", "--max-num-seqs"),
+        ("vllm serve deepseek-ai/DeepSeek-V4-Flash", "--max-num-sqs 8", "--max-num-seqs"),
         ("vllm serve deepseek-ai/DeepSeek-V4-Flash", "--gpu_memory_utilisation 0.8",
          "--gpu-memory-utilization"),
         ("vllm serve deepseek-ai/DeepSeek-V4-Flash", "--enable-expert-paralell",

@@ -310,6 +310,7 @@ FAMILY = rl.Family(
             "state=online": "SGLANG_OPT_USE_ONLINE_COMPRESS=1",
         },
         counts_verified=True,
+        shortens=True,
         tp_spans_replicas=True,
     ),
     flags=FLAGS,

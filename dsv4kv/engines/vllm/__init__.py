@@ -335,6 +335,7 @@ FAMILY = Family(
             "host_tier=native": "--kv-offloading-size {host_gib:g}",
         },
         role='--kv-transfer-config \'{{"kv_connector": "NixlConnector", "kv_role": "kv_both"}}\'',
+        shortens=True,
     ),
     limits=_LIMITS,
     host_tiers={

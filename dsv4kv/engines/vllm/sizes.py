@@ -28,6 +28,10 @@ _LARGE = 70 * ct.GIB
 _LARGEST = 160 * ct.GIB
 
 
+_BATCHED = ("deepep_low_latency", "nixl_ep")
+"""Exchanges of tokens by which experts on replicas' GPUs take few at once (use_batched_dp_moe)."""
+
+
 def _size_batches(release: Release, machine: ct.Machine) -> tuple[int, int, str]:
     small = machine.gpu.startswith("a100") or (release.small_gb10 and machine.gpu == "gb10")
     if machine.memory_bytes >= _LARGEST and release.largest_tokens > 8192:
@@ -228,6 +232,8 @@ class VllmEngine(ct.Engine):
     def defaults(self, machine: ct.Machine, given: ct.Given) -> ct.Defaults:
         release = self.release
         tokens, requests, of = _size_batches(release, machine)
+        if given.get("all_to_all") in _BATCHED and machine.dp > 1 and given.get("ep") != 1:
+            tokens, of = 256, f"{given['all_to_all']}"
         limit = min(requests, given.get("step_tokens") or tokens)
         steps, why = 2, "vLLM schedules a step while one runs (async_scheduling)"
         if machine.pp > 1:

@@ -1,10 +1,10 @@
 """Record the caches that llama-server prints for random settings, and hits of 60 prompts.
 
-    python llama_asked.py BUILD/bin/llama-server FOLDER_OF_MODELS > again.jsonl
+    python -m tests.engines.oracles.llama_asked BUILD/bin/llama-server MODELS > again.jsonl
 
 Settings and prompts are those that were drawn for ``llama_0.3.36.jsonl``.
 
-The folder has flash.gguf, flash_mtp.gguf, pro.gguf and small.gguf (5 layers) by
+The folder MODELS has flash.gguf, flash_mtp.gguf, pro.gguf and small.gguf (5 layers) by
 ``llama_model.py``. Recorded: llama.cpp 0c1e57098 of the PyPI source package llama-cpp-python
 0.3.36, built for a CPU.
 """
@@ -18,14 +18,16 @@ import time
 from pathlib import Path
 from urllib import request
 
+from tests.ports import free_port
+
 FILE = Path(__file__).with_name("llama_0.3.36.jsonl")
-PORT = "18733"
 _SIZE = re.compile(r"(?:KV|state) buffer size = +([\d.]+) MiB")
 
 
 def start(program: str, model: Path, flags: list[str]) -> dict[str, object]:
     """Sizes of buffers in MiB, in order, and what it says of its slots."""
-    command = [program, "-m", str(model), *flags, "-lv", "4", "--no-warmup", "--port", PORT]
+    port = str(free_port())
+    command = [program, "-m", str(model), *flags, "-lv", "4", "--no-warmup", "--port", port]
     sizes, slots = list[float](), ""
     into = subprocess.PIPE
     with subprocess.Popen(command, stdout=into, stderr=subprocess.STDOUT, text=True) as run:
@@ -36,6 +38,8 @@ def start(program: str, model: Path, flags: list[str]) -> dict[str, object]:
                 slots = line[line.index("n_slots") :].strip()
                 break
         run.kill()
+    if not slots:
+        raise SystemExit(f"the server does not start: {' '.join(command)}")
     return {"model": model.stem, "flags": flags, "buffers_mib": sizes, "slots": slots}
 
 
@@ -46,7 +50,8 @@ def ask(
 
     A prompt is the number of an earlier one (-1 for none), tokens of it, and new tokens.
     """
-    command = [program, "-m", str(model), *flags, "-t", "1", "--no-warmup", "--port", PORT]
+    port = str(free_port())
+    command = [program, "-m", str(model), *flags, "-t", "1", "--no-warmup", "--port", port]
     made, hits = list[list[int]](), list[int]()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         draw = random.Random(1)
@@ -54,23 +59,28 @@ def ask(
             own = [draw.randrange(2, 512) for _ in range(new)]
             made.append((made[of][:common] if of >= 0 else []) + own)
             body = {"prompt": made[-1], "n_predict": 1, "temperature": 0, "cache_prompt": True}
-            hits.append(post(body)["timings"]["cache_n"])
+            hits.append(post(run, port, body)["timings"]["cache_n"])
         run.kill()
     return {"flags": flags, "prompts": prompts, "hits": hits}
 
 
-def post(body: dict[str, object]) -> dict[str, dict[str, int]]:
+def post(
+    run: subprocess.Popen[bytes], port: str, body: dict[str, object]
+) -> dict[str, dict[str, int]]:
     """The answer to a completion; waits for the server to start."""
     data = json.dumps(body).encode()
     head = {"Content-Type": "application/json"}
     for _ in range(150):
+        if run.poll() is not None:
+            raise SystemExit("the server does not start, or has ended")
         try:
-            asked = request.Request(f"http://127.0.0.1:{PORT}/completion", data, head)
+            asked = request.Request(f"http://127.0.0.1:{port}/completion", data, head)
             with request.urlopen(asked) as answer:
                 found: dict[str, dict[str, int]] = json.load(answer)
                 return found
         except OSError:  # it is not there yet, or loads its model
             time.sleep(0.2)
+    run.kill()
     raise SystemExit("the server does not answer")
 
 

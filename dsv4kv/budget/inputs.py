@@ -258,7 +258,7 @@ def merge(family: str, given: Iterable[GivenFlag]) -> fl.Texts:
     texts: fl.Texts = {}
     for each in given:
         texts |= each.texts
-    _settle(texts)
+    _settle(texts, FAMILIES[family].batch_tokens)
     if tokens := texts.pop(fl.TOKENS, None):
         block = FAMILIES[family].block_tokens
         texts["kv-blocks"] = str(max(1, int(tokens) // int(texts.get("block-tokens", block))))
@@ -280,15 +280,18 @@ def merge(family: str, given: Iterable[GivenFlag]) -> fl.Texts:
     return texts
 
 
-def _settle(texts: fl.Texts) -> None:
+def _settle(texts: fl.Texts, usual_batch: int) -> None:
     for name in (fl.KEYS, fl.VALUES):
         texts.pop(name, None)
+    if usual_batch and "step-tokens" in texts:
+        texts.setdefault(fl.BATCH, str(usual_batch))
     unified, batch = texts.get("unified-slots"), texts.pop(fl.BATCH, None)
     if (total := texts.pop(fl.SLOTTED, None)) and int(total):  # 0 is the model's own
         slots = 1 if unified or "request-limit" not in texts else int(texts["request-limit"])
         texts["context"] = str(max(1, int(total) // max(slots, 1)))
     if batch:
-        texts["step-tokens"] = str(min(int(batch), int(texts.get("step-tokens", 512))))
+        step = int(texts.get("step-tokens", 512)) or int(batch)
+        texts["step-tokens"] = str(min(int(batch), step))
     if own := texts.pop(fl.OWN_DRAFTS, None):
         texts.setdefault("draft-tokens", own)
     simple, tier = texts.pop(fl.SIMPLE, None), texts.pop(fl.OWN_TIER, None)

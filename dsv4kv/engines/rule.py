@@ -307,6 +307,7 @@ class Family:
     offloads: bool = False  # some experts are on the CPU
     slots: bool = False  # caches are whole slots, whose logs ``recover`` reads
     block_tokens: int = ENGINE_BLOCK_TOKENS  # tokens of a block of V4, unless given
+    batch_tokens: int = 0  # most of a step that is given, unless a flag says more; 0 for any
 
     @property
     def prompts_alone(self) -> bool:

@@ -36,7 +36,7 @@ FLAGS = (
     fl.switch("--kv-unified -kvu LLAMA_ARG_KV_UNIFIED", "every slot has the whole context",
               fl.switched("unified-slots", "on")),
     fl.flag("-ub --ubatch-size LLAMA_ARG_UBATCH", "window rows of a slot", "step-tokens"),
-    fl.flag("-b --batch-size LLAMA_ARG_BATCH", "bounds the ubatch", fl.BATCH),
+    fl.flag("-b --batch-size LLAMA_ARG_BATCH", "bounds the ubatch, 2,048 unless given", fl.BATCH),
     fl.flag("-ctk --cache-type-k LLAMA_ARG_CACHE_TYPE_K", "bytes of a row of every cache",
             lambda text: {"cache-dtype": text, fl.KEYS: text}),
     fl.flag("-ctv --cache-type-v LLAMA_ARG_CACHE_TYPE_V", "nothing: must equal --cache-type-k",
@@ -73,5 +73,6 @@ FAMILY = Family(
     flags=FLAGS,
     by_layers=True,
     slots=True,
+    batch_tokens=2048,
     log_mark="llama_context:",
 )

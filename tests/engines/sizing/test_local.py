@@ -155,6 +155,22 @@ def test_more_slots_are_advised_with_the_context_that_keeps_theirs(flags: str) -
     assert (again.context, again.max_concurrency) == (8192, more.concurrency) == (8192, 8)
 
 
+@pytest.mark.parametrize(
+    ("flags", "step"),
+    [
+        ("-ub 4096", 2048),  # the batch that it takes unless one is given
+        ("-ub 4096 -b 4096", 4096),
+        ("-b 4096 -ub 3000", 3000),
+        ("-b 256 -ub 0", 256),
+        ("-b 256", 256),
+        ("-b 4096", 512),
+    ],
+)
+def test_a_step_of_llama_cpp_is_within_its_batch(flags: str, step: int) -> None:
+    texts = read_command(f"llama-server -m DeepSeek-V4-Flash-Q4.gguf {flags}").texts
+    assert read_inputs(texts).step_tokens == step
+
+
 def test_experts_on_the_cpu_have_weights_that_are_given() -> None:
     asked = {"engine": "ktransformers", "model": "v4-flash", "gpu": "h100"}
     with pytest.raises(ConfigError, match="experts on the CPU"):

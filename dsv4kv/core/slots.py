@@ -137,7 +137,7 @@ class SlotCache(EngineCache):
             if slot.prompt.tokens and share > alike:
                 chosen, alike = slot, share
         if chosen is None:
-            chosen = min(idle, key=lambda slot: slot.used)
+            chosen = min(reversed(idle), key=lambda slot: slot.used)  # of new ones the last
         elif alike * tokens >= KEPT * chosen.prompt.tokens:
             return chosen
         self._save(chosen.prompt)

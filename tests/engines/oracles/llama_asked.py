@@ -1,4 +1,4 @@
-"""Record the caches that llama-server prints for random settings, and hits of 60 prompts.
+"""Record the caches that llama-server prints for random settings, and hits of 90 prompts.
 
     python -m tests.engines.oracles.llama_asked BUILD/bin/llama-server MODELS > again.jsonl
 

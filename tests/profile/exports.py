@@ -1,7 +1,7 @@
 """Exports of nsys, made up: the tables that a test asks for, with the columns it asks for."""
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,24 +54,11 @@ class Export:
         return self._strings[text]
 
     def range(
-        self,
-        name: str,
-        start: int,
-        end: int | None,
-        *,
-        registered: bool = False,
-        thread: int = THREAD,
-        kind: int = PUSH_POP,
-    ) -> None:
-        title = {"textId": self.string(name)} if registered else {"text": name}
-        self.add(
-            "NVTX_EVENTS",
-            start=start,
-            end=end,
-            eventType=kind,
-            globalTid=thread,
-            **title,
-        )
+        self, name: str, start: int, end: int | None, *, registered: bool = False,
+        thread: int = THREAD, kind: int = PUSH_POP,
+    ) -> None:  # fmt: skip
+        title: Row = {"textId": self.string(name)} if registered else {"text": name}
+        self.add("NVTX_EVENTS", start=start, end=end, eventType=kind, globalTid=thread, **title)
 
     def call(self, correlation: int, start: int, end: int, thread: int = THREAD) -> None:
         """A call of the host that launches."""
@@ -82,35 +69,22 @@ class Export:
     def kernel(
         self, name: str, correlation: int | None, start: int, end: int | None, **more: Any
     ) -> None:
-        full = self.string(f"void dsv::{name}<int>(int*)")
-        facts = {
-            "start": start,
-            "end": end,
-            "deviceId": 0,
-            "streamId": 7,
-            "correlationId": correlation,
-            "globalPid": GLOBAL_PID,
-            "demangledName": full,
-            "shortName": self.string(name),
-        }
-        self.add("KERNEL", **facts | more)
+        place = {"deviceId": 0, "streamId": 7, "globalPid": GLOBAL_PID}
+        full = {"demangledName": self.string(f"void dsv::{name}<int>(int*)")}
+        facts = {"start": start, "end": end, "correlationId": correlation, **place, **full}
+        self.add("KERNEL", shortName=self.string(name), **facts | more)
 
     def save(self, path: Path) -> Path:
         with sqlite3.connect(path) as database:
             for table, rows in self.rows.items():
-                _write(database, table, self.columns[table], rows)
+                columns = self.columns[table]
+                names = ", ".join(f'"{name}"' for name in columns)
+                database.execute(f'CREATE TABLE "{table}" ({names})')
+                values = [[row.get(name) for name in columns] for row in rows]
+                marks = ", ".join("?" * len(columns))
+                database.executemany(f'INSERT INTO "{table}" VALUES ({marks})', values)
         database.close()
         return path
-
-
-def _write(
-    database: sqlite3.Connection, table: str, columns: Sequence[str], rows: Iterable[Row]
-) -> None:
-    names = ", ".join(f'"{name}"' for name in columns)
-    database.execute(f'CREATE TABLE "{table}" ({names})')
-    marks = ", ".join("?" * len(columns))
-    values = [[row.get(name) for name in columns] for row in rows]
-    database.executemany(f'INSERT INTO "{table}" VALUES ({marks})', values)
 
 
 KERNELS = ("window_insert", "flush", "gather_topk")
@@ -132,12 +106,10 @@ def two_replays() -> Export:
         export.call(correlation, begin + 5_000, begin + 8_000)
         for place, name in enumerate(KERNELS):
             start = begin + 30_000 + place * (KERNEL_NS + GAP_NS)
-            node = {"graphNodeId": 900 + place}
-            export.kernel(name, correlation, start, start + KERNEL_NS, **node)
+            export.kernel(name, correlation, start, start + KERNEL_NS, graphNodeId=900 + place)
         where = {"deviceId": 0, "streamId": 7, "globalPid": GLOBAL_PID}
-        copied = {"correlationId": 10 + step, "bytes": 4096, "copyKind": 1}
-        times = {"start": begin + 21_000, "end": begin + 22_000}
-        export.add("MEMCPY", **times, **where, **copied)
-        times = {"start": begin + 23_000, "end": begin + 24_000}
-        export.add("MEMSET", **times, **where, correlationId=correlation, bytes=512)
+        copied = where | {"correlationId": 10 + step, "bytes": 4096, "copyKind": 1}
+        export.add("MEMCPY", start=begin + 21_000, end=begin + 22_000, **copied)
+        filled = where | {"correlationId": correlation, "bytes": 512}
+        export.add("MEMSET", start=begin + 23_000, end=begin + 24_000, **filled)
     return export

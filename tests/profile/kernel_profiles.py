@@ -32,11 +32,8 @@ def from_kineto(folder: Path, events: list[Event] | None = None) -> KernelTable:
 
 def make_profile(table: KernelTable, **changes: Any) -> Profile:
     facts: dict[str, Any] = {
-        "why": "asked for with --nsys",
-        "command": ["nsys", "profile", "--trace=cuda,nvtx"],
-        "files": ["results/run/step.nsys-rep"],
-        "step_requests": [8, 8],
-        "useful_bytes": USEFUL,
+        "why": "asked for with --nsys", "command": ["nsys", "profile", "--trace=cuda,nvtx"],
+        "files": ["results/run/step.nsys-rep"], "step_requests": [8, 8], "useful_bytes": USEFUL,
         "table": table,
-    }
+    }  # fmt: skip
     return Profile(**facts | changes)

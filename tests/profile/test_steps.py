@@ -72,17 +72,9 @@ def test_any_piecewise_capture_adds_up(writer: str, seed: int, tmp_path: Path) -
 @EVERY_WRITER
 @pytest.mark.parametrize(
     "name",
-    [
-        "execute_model",
-        "execute_context_9(8155)_generation_37(37)",
-        "step[DECODE bs=32]",
-        "[Executor] _forward_step 12: 0 ctx reqs, 64 gen reqs",
-        "ProfilerStep#3",
-    ],
+    ["execute_model", "execute_context_9(8)_generation_3", "step[DECODE bs=32]", "ProfilerStep#3"],
 )
-def test_a_range_that_engines_call_a_step_is_one_though_it_comes_once(
-    writer: str, name: str, tmp_path: Path
-) -> None:
+def test_a_range_that_comes_once_may_be_a_step(writer: str, name: str, tmp_path: Path) -> None:
     capture = captures.Capture()
     capture.launch(50, ("before", 40))
     capture.mark(name, 90, captures.launch_step(capture, 100, 4) + 10)
@@ -95,9 +87,7 @@ def test_a_range_that_engines_call_a_step_is_one_though_it_comes_once(
 
 
 @EVERY_WRITER
-def test_of_such_ranges_inside_each_other_the_outermost_are_the_steps(
-    writer: str, tmp_path: Path
-) -> None:
+def test_of_nested_ranges_the_outermost_are_the_steps(writer: str, tmp_path: Path) -> None:
     capture = captures.piecewise(steps=2)
     (begin, *_), (end, *_) = capture.calls[0], capture.calls[14]
     capture.mark("execute_model", begin - 20, end + 20)
@@ -106,18 +96,14 @@ def test_of_such_ranges_inside_each_other_the_outermost_are_the_steps(
 
 
 @EVERY_WRITER
-def test_such_ranges_in_which_nothing_is_launched_are_passed_over(
-    writer: str, tmp_path: Path
-) -> None:
+def test_ranges_without_launches_are_passed_over(writer: str, tmp_path: Path) -> None:
     capture = captures.piecewise()
     capture.mark("execute_nothing", 0, 50)
     assert table_of(capture, writer, tmp_path).num_steps == 3
 
 
 @EVERY_WRITER
-def test_where_only_one_graph_is_launched_every_launch_is_a_step(
-    writer: str, tmp_path: Path
-) -> None:
+def test_every_launch_of_one_graph_is_a_step(writer: str, tmp_path: Path) -> None:
     """However long the pauses are."""
     capture = captures.Capture()
     for at in (0, 10, 20, 900, 910, 920, 1_800, 1_810):
@@ -129,9 +115,7 @@ def test_where_only_one_graph_is_launched_every_launch_is_a_step(
 
 @EVERY_WRITER
 @pytest.mark.parametrize("pauses", [[20] * 12, [*[20] * 6, 900, *[20] * 6]])
-def test_where_nothing_repeats_the_whole_capture_is_told(
-    writer: str, pauses: list[int], tmp_path: Path
-) -> None:
+def test_a_capture_without_steps_is_whole(writer: str, pauses: list[int], tmp_path: Path) -> None:
     """One pause tells no steps: what lies before and behind it is not alike."""
     capture, at = captures.Capture(), 0
     for number, pause in enumerate(pauses):

@@ -15,7 +15,7 @@ from dsv4kv.profile.trace import KERNEL, NONE, Column, Trace, constant, make_wor
 from dsv4kv.runs.parts import KernelRow, KernelTable
 from tests.profile.exports import two_replays
 from tests.profile.kernel_profiles import from_kineto, from_nsys
-from tests.profile.traces import event, gpu_events
+from tests.profile.traces import event
 
 Piece = tuple[int, int, int, int]
 """Step, device, begin and end."""
@@ -34,45 +34,6 @@ def table_of(*pieces: Piece, tool: str = "nsys") -> KernelTable:
 def row(table: KernelTable, part: str) -> KernelRow:
     (found,) = [one for one in table.kernels if part in one.name]
     return found
-
-
-def test_a_kernel_has_all_that_the_profile_says_of_it(tmp_path: Path) -> None:
-    assert row(from_nsys(tmp_path), "flush") == KernelRow(
-        name="void dsv::flush<int>(int*)",
-        kind="kernel",
-        category="compress",
-        engine="dsv4kv",
-        operation="flush",
-        phase="replay",
-        calls=2,
-        total_ns=20_000,
-        median_ns=10_000,
-        min_ns=10_000,
-        gap_ns=2_000,
-        useful_bytes=40_000,
-        counted_bytes=None,
-    )
-
-
-def test_a_step_is_busy_and_idle_for_its_whole_span(tmp_path: Path) -> None:
-    steps = from_nsys(tmp_path).steps
-    assert steps is not None
-    assert steps.host_ns == [20_000, 20_000]
-    # 21 to 22 the copy, 23 to 24 the fill, 30 to 64 the kernels with 2 idle between them
-    assert steps.span_ns == [43_000] * 2
-    assert steps.busy_ns == [32_000] * 2
-    assert steps.gap_ns == [11_000] * 2
-    assert steps.launch_ns == [4_000] * 2
-
-
-def test_steps_that_launch_nothing_on_a_gpu_do_not_count(tmp_path: Path) -> None:
-    """As those of a process that only schedules."""
-    export = two_replays()
-    for begin in (30_000, 60_000):
-        export.range("step", begin, begin + 10)
-    table = from_nsys(tmp_path, export)
-    assert table.num_steps == 2
-    assert table.notes == ["omitted: 2 steps without work"]
 
 
 def test_a_profile_without_a_clock_has_no_steps_and_gaps() -> None:
@@ -100,31 +61,18 @@ def test_bytes_go_to_kernels_that_are_an_operation_alone(tmp_path: Path) -> None
     assert (flush.useful_bytes, flush.total_ns, flush.calls) == (40_000, 21_000, 2)
 
 
-def test_times_of_a_cpu_step_add_up_to_it(tmp_path: Path) -> None:
-    table = from_kineto(tmp_path)
-    steps = table.steps
-    assert steps is not None
-    assert steps.host_ns == [100_000]
-    assert (steps.busy_ns, steps.launch_ns, steps.gap_ns) == ([50_000], [30_000], [20_000])
-    assert sum(one.total_ns for one in table.kernels) == 80_000
-
-
 def test_what_stands_in_the_models_place_is_told_apart(tmp_path: Path) -> None:
     events = [
-        event("user_annotation", "step", 0, 100),
-        event("user_annotation", "inputs", 10, 40),
-        event("cpu_op", "aten::randn", 20, 10),
-        event("cpu_op", "aten::add", 60, 15),
-    ]
+        event("user_annotation", "step", 0, 100), event("user_annotation", "inputs", 10, 40),
+        event("cpu_op", "aten::randn", 20, 10), event("cpu_op", "aten::add", 60, 15),
+    ]  # fmt: skip
     steps = from_kineto(tmp_path, events).steps
     assert steps is not None
     assert (steps.inputs_ns, steps.busy_ns, steps.launch_ns) == ([40_000], [15_000], [0])
     assert steps.gap_ns == [45_000]
 
 
-def test_a_profile_of_very_many_kernels_has_the_longest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_kernels_the_longest_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = read_nsys(two_replays().save(tmp_path / "step.sqlite"))
     whole = build_table(trace, shipped_rules())
     monkeypatch.setattr("dsv4kv.profile.table.MOST_KERNELS", 2)
@@ -132,6 +80,33 @@ def test_a_profile_of_very_many_kernels_has_the_longest(
     assert [row.name for row in made.kernels] == [row.name for row in whole.kernels[:2]]
     note = made.notes[-1]
     assert re.fullmatch(r"omitted: \d kernels of the least time, \d+\.\d % of all", note)
+
+
+def test_operations_of_torch_do_what_the_operation_around_them_does(tmp_path: Path) -> None:
+    events = [
+        event("user_annotation", "step", 0, 300),
+        event("user_annotation", "gather_topk csa", 10, 80),
+        event("cpu_op", "aten::copy_", 20, 50),
+        event("user_annotation", "window_insert swa", 100, 80),
+        event("cpu_op", "aten::copy_", 120, 30), event("cpu_op", "aten::copy_", 200, 20),
+    ]  # fmt: skip
+    table = from_kineto(tmp_path, events)
+    copies = {one.category: one.total_ns for one in table.kernels if one.name == "aten::copy_"}
+    assert copies == {"gather": 50_000, "insert": 30_000, "other": 20_000}
+    assert {one.name: one.total_ns for one in table.operations} == {
+        "gather_topk csa": 80_000,
+        "window_insert swa": 80_000,
+    }
+
+
+def test_steps_that_launch_nothing_on_a_gpu_do_not_count(tmp_path: Path) -> None:
+    """As those of a process that only schedules."""
+    export = two_replays()
+    for begin in (30_000, 60_000):
+        export.range("step", begin, begin + 10)
+    table = from_nsys(tmp_path, export)
+    assert table.num_steps == 2
+    assert table.notes == ["omitted: 2 steps without work"]
 
 
 def test_what_a_profile_says_is_told_at_bounded_length(tmp_path: Path) -> None:
@@ -143,30 +118,3 @@ def test_what_a_profile_says_is_told_at_bounded_length(tmp_path: Path) -> None:
     assert table.tool_version is not None
     assert 1 < len(table.devices[0]) < 1_000
     assert max(map(len, (*table.devices, table.tool_version, *table.warnings))) < 1_000
-
-
-def test_operations_of_torch_do_what_the_operation_around_them_does(tmp_path: Path) -> None:
-    events = [
-        event("user_annotation", "step", 0, 300),
-        event("user_annotation", "gather_topk csa", 10, 80),
-        event("cpu_op", "aten::copy_", 20, 50),
-        event("user_annotation", "window_insert swa", 100, 80),
-        event("cpu_op", "aten::copy_", 120, 30),
-        event("cpu_op", "aten::copy_", 200, 20),
-    ]
-    table = from_kineto(tmp_path, events)
-    copies = {one.category: one.total_ns for one in table.kernels if one.name == "aten::copy_"}
-    assert copies == {"gather": 50_000, "insert": 30_000, "other": 20_000}
-    assert {one.name: one.total_ns for one in table.operations} == {
-        "gather_topk csa": 80_000,
-        "window_insert swa": 80_000,
-    }
-
-
-def test_a_gpu_profile_of_torch_gives_the_same_table_as_one_of_nsys(tmp_path: Path) -> None:
-    table = from_kineto(tmp_path, gpu_events())
-    assert row(table, "gather_topk").category == "gather"
-    steps = table.steps
-    assert steps is not None
-    assert (steps.span_ns, steps.busy_ns) == ([95_000] * 2, [93_500] * 2)
-    assert table.outside_calls == 1

@@ -5,9 +5,7 @@ They keep what they were told: the arguments of every call, and the environment 
 
 import json
 import os
-import stat
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +55,21 @@ EXPORT_HELP = "--type= --lazy= --force-overwrite= --output="
 NCU_HELP = "--graph-profiling --cache-control --clock-control --force-overwrite --metrics --nvtx"
 
 
-@dataclass
 class Tool:
-    """A fake profiler on PATH."""
+    """A fake profiler on PATH.
 
-    folder: Path
-    name: str
-    plan: dict[str, Any]
-    """What it does, by its verb: ``says``, ``writes`` (a file to copy), ``runs`` (the program,
-    too), ``hangs``, ``code``."""
+    ``plan``: what it does, by its verb: ``says``, ``writes`` (a file to copy), ``runs`` (the
+    program, too), ``hangs``, ``code``.
+    """
 
-    @property
-    def path(self) -> Path:
-        return self.folder / self.name
+    def __init__(self, folder: Path, name: str, plan: dict[str, Any]) -> None:
+        self.name, self.plan, self.path = name, plan, folder / name
+        self._kept, self._plan_file = folder / f"{name}-calls", folder / f"{name}.json"
+        self._kept.mkdir(parents=True)
+        self._plan_file.write_text(json.dumps(plan))
+        places = {"plan": str(self._plan_file), "kept": str(self._kept), "suffix": f".{name}-rep"}
+        self.path.write_text(_SCRIPT.format(python=sys.executable, **places))
+        self.path.chmod(0o755)
 
     def does(self, verb: str, **what: Any) -> None:
         self.plan[verb] = {key: os.fspath(v) if key == "writes" else v for key, v in what.items()}
@@ -77,36 +77,19 @@ class Tool:
 
     def calls(self) -> list[list[str]]:
         """Arguments of every call that was not a question."""
-        told = [json.loads(path.read_text()) for path in sorted(self._kept.glob("*.json"))]
-        found: list[list[str]] = [one["arguments"] for one in told]
+        found: list[list[str]] = [each["arguments"] for each in self._told()]
         return [words for words in found if not {"--help", "--version"} & set(words)]
 
     def environments(self) -> list[dict[str, str]]:
         """What every call saw."""
-        return [
-            json.loads(path.read_text())["environment"]
-            for path in sorted(self._kept.glob("*.json"))
-        ]
+        return [each["environment"] for each in self._told()]
 
     @property
     def is_hanging(self) -> bool:
         return (self._kept / "hanging").exists()
 
-    @property
-    def _kept(self) -> Path:
-        return self.folder / f"{self.name}-calls"
-
-    @property
-    def _plan_file(self) -> Path:
-        return self.folder / f"{self.name}.json"
-
-    def install(self) -> None:
-        self._kept.mkdir(parents=True)
-        self._plan_file.write_text(json.dumps(self.plan))
-        suffix = ".nsys-rep" if self.name == "nsys" else ".ncu-rep"
-        places = {"plan": str(self._plan_file), "kept": str(self._kept), "suffix": suffix}
-        self.path.write_text(_SCRIPT.format(python=sys.executable, **places))
-        self.path.chmod(self.path.stat().st_mode | stat.S_IXUSR)
+    def _told(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in sorted(self._kept.glob("*.json"))]
 
 
 def install(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **helps: str) -> Tool:
@@ -118,6 +101,6 @@ def install(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **helps: s
     }
     known = {"profile": NSYS_HELP if name == "nsys" else NCU_HELP, "export": EXPORT_HELP}
     tool = Tool(place, name, {"help": known | helps, "version": versions[name]})
-    tool.install()
+
     monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
     return tool

@@ -42,11 +42,9 @@ def cpu_events() -> list[Event]:
     return [
         event("user_annotation", "step", 0, 100),
         event("user_annotation", "gather_topk csa", 10, 80),
-        event("cpu_op", "aten::index", 20, 50),
-        event("cpu_op", "aten::empty", 30, 20),
-        event("cpu_op", "aten::empty", 200, 5),
-        event("python_function", "of no interest", 0, 100),
-    ]
+        event("cpu_op", "aten::index", 20, 50), event("cpu_op", "aten::empty", 30, 20),
+        event("cpu_op", "aten::empty", 200, 5), event("python_function", "of no interest", 0, 100),
+    ]  # fmt: skip
 
 
 def save(
@@ -70,10 +68,8 @@ def told(trace: Trace) -> list[tuple[str, str, int, str | None]]:
     work, names = trace.work, trace.names
     return [
         (
-            KINDS[work.kind[i]],
-            names[work.name[i]],
-            int(work.step[i]),
+            KINDS[work.kind[i]], names[work.name[i]], int(work.step[i]),
             None if work.phase[i] == NONE else names[work.phase[i]],
         )
         for i in np.argsort(work.start_ns, kind="stable")
-    ]
+    ]  # fmt: skip

@@ -122,8 +122,7 @@ THINNED = {
     "diagnose/conform/test_check.py::test_a_planted_fault_is_found_and_shrunk": 2,
     "cuda/test_inspection.py::"
     "test_what_comes_before_the_wait_for_the_kernel_in_front_is_counted": 1,
-    "diagnose/dumps/test_records.py::"
-    "test_every_record_in_every_arrangement_is_told_from_four_pages": 8,
+    "diagnose/dumps/test_records.py::test_every_record_is_told_from_four_pages": 8,
     "diagnose/dumps/test_records.py::test_other_bytes_are_taken_for_no_record": 5,
     "engines/defaults/test_planned.py::"
     "test_the_default_answer_is_the_planners_with_its_own_defaults": 12,

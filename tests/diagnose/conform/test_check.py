@@ -19,14 +19,10 @@ from tests.diagnose.conform.toy import TRAITS, Toy
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        ("unchained", "hits"),
-        ("misses", "hits"),
-        ("stuck", "ends"),
-        ("leak", "blocks"),
-        ("raises", "calls"),
-        ("", ""),
+        ("unchained", "hits"), ("misses", "hits"), ("stuck", "ends"), ("leak", "blocks"),
+        ("raises", "calls"), ("", ""),
     ],
-)
+)  # fmt: skip
 def test_a_planted_fault_is_found_and_shrunk(fault: str, kind: str) -> None:
     verdict = conform(Toy(fault), 4000, seed=0)
     assert [*verdict.failures] == [kind] * bool(kind)
@@ -54,27 +50,6 @@ def test_a_false_hit_breaks_what_is_read_and_what_the_rule_says() -> None:
     verdict = conform(Toy("false"), 4000, seed=0)
     assert verdict.failures.keys() == {"reads", "hits"}
     assert verdict.broken["hits"] == verdict.broken["reads"] > 0
-
-
-class Stubborn(Toy):
-    """The first sequence breaks as long as it has fifty operations, later ones with three."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first: dict[str, object] = {}
-
-    def ask(self, sequence: se.Sequence) -> dict[str, Any]:
-        self.first = self.first or sequence.settings
-        least = 50 if sequence.settings == self.first else 3
-        broken = {"blocks": ("lost", least)} if len(sequence.operations) >= least else {}
-        return {"broken": broken, "done": least}
-
-
-def test_where_the_first_failure_stays_long_the_next_ones_are_shrunk_as_well() -> None:
-    """What it takes may be spread over operations of which none can be left out alone."""
-    failure = conform(Stubborn(), 400, seed=1).failures["blocks"]
-    assert len(failure.sequence.operations) == 3
-    assert failure.found_after == 50
 
 
 def test_a_shorter_sequence_is_held_against_what_the_rule_says_of_it() -> None:
@@ -113,13 +88,11 @@ def test_the_least_pool_is_what_vllm_asks_for() -> None:
 @pytest.mark.parametrize(
     ("held", "free", "counted", "says"),
     [
-        ([0, 1, 0, 0], [2, 3], 2, ""),
-        ([0, 1, 0, 0], [2], 1, "1 of 3 blocks are lost"),
-        ([0, 1, 0, 0], [2, 3, 3], 3, "free twice"),
-        ([0, 1, 0, 0], [1, 2, 3], 3, "free and held"),
+        ([0, 1, 0, 0], [2, 3], 2, ""), ([0, 1, 0, 0], [2], 1, "1 of 3 blocks are lost"),
+        ([0, 1, 0, 0], [2, 3, 3], 3, "free twice"), ([0, 1, 0, 0], [1, 2, 3], 3, "free and held"),
         ([0, 1, 0, 0], [2, 3], 3, "counts 3"),
     ],
-)
+)  # fmt: skip
 def test_a_block_is_free_or_held(
     held: list[int], free: list[int], counted: int, says: str
 ) -> None:
@@ -154,3 +127,24 @@ def test_questions_and_answers_are_lines(tmp_path: Path) -> None:
         told.seek(0)
         told_lines = [json.loads(line) for line in told]
     assert told_lines == [{"version": "unknown", "traits": {}}, {"broken": {}, "done": 1}]
+
+
+class Stubborn(Toy):
+    """The first sequence breaks as long as it has fifty operations, later ones with three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[str, object] = {}
+
+    def ask(self, sequence: se.Sequence) -> dict[str, Any]:
+        self.first = self.first or sequence.settings
+        least = 50 if sequence.settings == self.first else 3
+        broken = {"blocks": ("lost", least)} if len(sequence.operations) >= least else {}
+        return {"broken": broken, "done": least}
+
+
+def test_where_the_first_failure_stays_long_the_next_ones_are_shrunk_as_well() -> None:
+    """What it takes may be spread over operations of which none can be left out alone."""
+    failure = conform(Stubborn(), 400, seed=1).failures["blocks"]
+    assert len(failure.sequence.operations) == 3
+    assert failure.found_after == 50

@@ -40,9 +40,7 @@ def writable(entry: EntryFormat, page_entries: int) -> bool:
 
 
 @pytest.mark.parametrize(("title", "entry"), MARKED, ids=[title for title, _ in MARKED])
-def test_every_record_in_every_arrangement_is_told_from_four_pages(
-    title: str, entry: EntryFormat
-) -> None:
+def test_every_record_is_told_from_four_pages(title: str, entry: EntryFormat) -> None:
     tried = 0
     for page_entries, (seed, kind) in product(PAGES, enumerate(KINDS)):
         if not writable(entry, page_entries):

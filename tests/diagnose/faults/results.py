@@ -20,43 +20,18 @@ RANDOM = VLLM | {"dataset_name": "random"}
 
 COOKBOOK = (  # cell, concurrency, prompts, mean tokens in and out, P50 of TTFT and TPOT in ms
     ("b200.flash.fp4.low-latency.c1", 1, 32, 4311, 520, 227.0, 2.88),
-    ("b200.flash.fp4.balanced.c64", 64, 128, 3929, 516, 1477.0, 41.54),
-    ("b200.pro.fp4.low-latency.c16", 16, 32, 4311, 520, 405.0, 9.95),
-    ("b200.flash.nvfp4.low-latency.c1", 1, 32, 4311, 520, 337.0, 2.86),
-    ("b200.pro.nvfp4.low-latency.c1", 1, 32, 4311, 520, 230.0, 4.17),
     ("b300.flash.fp4.high-throughput.c1024", 1024, 2048, 4156, 504, 89642.0, 61.18),
-    ("b300.pro.fp4.low-latency.c1", 1, 32, 4311, 520, 266.0, 4.12),
-    ("b300.pro.fp4.balanced.c64", 64, 128, 3929, 516, 1992.0, 43.71),
     ("b300.pro.fp4.balanced.c256", 256, 512, 4144, 514, 3256.0, 99.31),
     ("b300.pro.fp4.high-throughput.c4096", 4096, 4096, 4132, 510, 481157.0, 42.66),
-    ("b300.flash.nvfp4.low-latency.c16", 16, 32, 4311, 520, 205.0, 5.42),
-    ("b300.pro.nvfp4.low-latency.c1", 1, 32, 4311, 520, 210.0, 4.13),
-    ("gb200.flash.nvfp4.low-latency.c16", 16, 32, 4311, 520, 397.31, 8.11),
-    ("gb200.pro.nvfp4.low-latency.c1", 1, 32, 4311, 520, 338.2, 6.25),
-    ("gb200.pro.nvfp4.low-latency.c16", 16, 32, 4311, 520, 524.85, 14.45),
-    ("gb300.flash.fp4.low-latency.c1", 1, 32, 4311, 520, 481.0, 3.61),
     ("gb300.flash.fp4.low-latency.c16", 16, 32, 4311, 520, 557.0, 7.02),
-    ("gb300.flash.fp4.balanced.c64", 64, 128, 3929, 516, 821.0, 30.22),
-    ("gb300.pro.fp4.low-latency.c16", 16, 32, 4311, 520, 662.0, 12.64),
-    ("gb300.flash.nvfp4.low-latency.c1", 1, 32, 4311, 520, 424.0, 3.51),
-    ("h200.flash.fp8.balanced.c64", 64, 128, 3929, 516, 897.0, 41.27),
     ("h200.flash.fp8.high-throughput.c4096", 4096, 4096, 4132, 510, 574457.0, 147.07),
-    ("h200.flash.fp4.low-latency.c1", 1, 32, 4311, 520, 237.0, 3.37),
-    ("h200.flash.fp4.balanced.c256", 256, 512, 4144, 514, 3688.0, 127.26),
     ("h200.pro.fp4.balanced.c64", 64, 128, 3929, 516, 45971.0, 29.03),
-    ("h100.flash.fp4.low-latency.c1", 1, 32, 4311, 520, 200.0, 3.22),
-    ("h100.flash.fp4.balanced.c64", 64, 128, 3929, 516, 644.0, 25.94),
     ("h100.flash.fp4.balanced.c256", 256, 512, 4144, 514, 36270.0, 47.12),
     ("h100.flash.fp4.high-throughput.c1024", 1024, 2048, 4156, 504, 212091.0, 67.32),
-    ("h100.flash.fp4.high-throughput.c4096", 4096, 4096, 4132, 510, 473971.0, 66.23),
 )  # fmt: skip
 """SGLang's published points of DeepSeek-V4 (sglang#31363, SGLang 0.5.15)."""
 
-BURSTS = {
-    "b300.pro.fp4.high-throughput.c4096",
-    "h200.flash.fp8.high-throughput.c4096",
-    "h100.flash.fp4.high-throughput.c4096",
-}
+BURSTS = {"b300.pro.fp4.high-throughput.c4096", "h200.flash.fp8.high-throughput.c4096"}
 """Of them those with fewer than two prompts for each that may run at once."""
 
 
@@ -64,14 +39,9 @@ def cookbook(
     concurrency: float, prompts: float, tokens: float, out: float, ttft: float, tpot: float
 ) -> Run:
     """A point as SGLang writes it."""
-    return SGLANG | {
-        "max_concurrency": concurrency,
-        "completed": prompts,
-        "total_input_tokens": prompts * tokens,
-        "total_output_tokens": prompts * out,
-        "median_ttft_ms": ttft,
-        "median_tpot_ms": tpot,
-    }
+    totals = {"total_input_tokens": prompts * tokens, "total_output_tokens": prompts * out}
+    medians = {"median_ttft_ms": ttft, "median_tpot_ms": tpot}
+    return SGLANG | totals | medians | {"max_concurrency": concurrency, "completed": prompts}
 
 
 FAULTY_RUNS: dict[str, tuple[list[Run], set[str]]] = {
@@ -80,20 +50,16 @@ FAULTY_RUNS: dict[str, tuple[list[Run], set[str]]] = {
         {"bench-warm-server"},
     ),
     "sglang#31363: a second run without --flush-cache": (
-        [SGLANG, SGLANG | {"median_ttft_ms": 240.0, "duration": 31.0}],
-        {"bench-warm-server"},
+        [SGLANG, SGLANG | {"median_ttft_ms": 240.0, "duration": 31.0}], {"bench-warm-server"},
     ),
     "vllm#52884: 1,024 tokens within 3 ms": (
-        [RANDOM | {"median_ttft_ms": 3.0}],
-        {"bench-prompts-cached"},
+        [RANDOM | {"median_ttft_ms": 3.0}], {"bench-prompts-cached"},
     ),
     "llama.cpp#27711: drafts of random tokens, SGLang": (
-        [SGLANG | {"accept_length": 2.73}],
-        {"bench-drafts-of-random-tokens"},
+        [SGLANG | {"accept_length": 2.73}], {"bench-drafts-of-random-tokens"},
     ),
     "llama.cpp#27711: drafts of random tokens, vLLM": (
-        [RANDOM | {"spec_decode_acceptance_length": 1.9}],
-        {"bench-drafts-of-random-tokens"},
+        [RANDOM | {"spec_decode_acceptance_length": 1.9}], {"bench-drafts-of-random-tokens"},
     ),
     "evalscope#1641: one burst": ([RANDOM | {"max_concurrency": 200}], {"bench-burst-measured"}),
     "sglang#36179: answers of one length": (
@@ -101,78 +67,48 @@ FAULTY_RUNS: dict[str, tuple[list[Run], set[str]]] = {
         {"bench-answers-forced"},
     ),
     "InferenceX#357: refused requests": (
-        [RANDOM | {"completed": 180, "failed": 20}],
-        {"bench-requests-failed"},
+        [RANDOM | {"completed": 180, "failed": 20}], {"bench-requests-failed"},
     ),
     "vllm#11167: 97 of 100": (
         [VLLM | {"num_prompts": 100, "completed": 97, "dataset_name": "sharegpt"}],
         {"bench-requests-failed"},
     ),
     "sglang#40566: Flash on SM89, 16 at once": (
-        [
-            SGLANG
-            | {
-                "dataset_name": "custom",
-                "random_input_len": None,
-                "completed": 32,
-                "duration": 561.73,
-                "total_input_tokens": 112_000,
-                "total_output_tokens": 48_000,
-                "median_ttft_ms": 18_342.09,
-                "median_tpot_ms": 171.92,
-            }
-        ],
+        [SGLANG | {
+            "dataset_name": "custom", "random_input_len": None, "completed": 32,
+            "duration": 561.73, "total_input_tokens": 112_000, "total_output_tokens": 48_000,
+            "median_ttft_ms": 18_342.09, "median_tpot_ms": 171.92,
+        }],
         {"bench-slow-decode", "bench-slow-prompts"},
     ),
     "means alone, 8 at once": (
-        [
-            VLLM
-            | {
-                "max_concurrency": 8,
-                "completed": 32,
-                "num_prompts": 32,
-                "total_input_tokens": 131_072,
-                "median_ttft_ms": None,
-                "median_tpot_ms": None,
-                "mean_ttft_ms": 54_000.0,
-                "mean_tpot_ms": 9.0,
-            }
-        ],
+        [VLLM | {
+            "max_concurrency": 8, "completed": 32, "num_prompts": 32,
+            "total_input_tokens": 131_072, "median_ttft_ms": None, "median_tpot_ms": None,
+            "mean_ttft_ms": 54_000.0, "mean_tpot_ms": 9.0,
+        }],
         {"bench-slow-prompts"},
     ),
     "263 ms a token, 8 at once": (
-        [VLLM | {"max_concurrency": 8, "median_tpot_ms": 263.0}],
-        {"bench-slow-decode"},
+        [VLLM | {"max_concurrency": 8, "median_tpot_ms": 263.0}], {"bench-slow-decode"},
     ),
 } | {
     f"sglang#31363: {cell}": ([cookbook(*point)], {"bench-burst-measured"})
     for cell, *point in COOKBOOK
     if cell in BURSTS
-}
+}  # fmt: skip
 
 HEALTHY_RUNS: list[tuple[str, Run]] = [
-    *(
-        (f"sglang#31363: {cell}", cookbook(*point))
-        for cell, *point in COOKBOOK
-        if cell not in BURSTS
-    ),
-    (
-        "vllm#26478: its report",
-        VLLM
-        | {
-            "dataset_name": "hf", "num_prompts": 1000, "completed": 1000, "max_concurrency": None,
-            "duration": 23.73, "total_input_tokens": 79_807, "total_output_tokens": 255_726,
-            "median_ttft_ms": 6866.08,
-        },
-    ),
+    *((f"sglang#31363: {c}", cookbook(*point)) for c, *point in COOKBOOK if c not in BURSTS),
+    ("vllm#26478: its report", VLLM | {
+        "dataset_name": "hf", "num_prompts": 1000, "completed": 1000, "max_concurrency": None,
+        "duration": 23.73, "total_input_tokens": 79_807, "total_output_tokens": 255_726,
+        "median_ttft_ms": 6866.08,
+    }),
     ("vllm#52884: cold", RANDOM),
-    (
-        "vllm#26943: --ignore-eos, --save-detailed",
-        VLLM | {"input_lens": [1024, 1023] * 100, "output_lens": [128] * 200},
-    ),
+    ("vllm#26943: --ignore-eos, --save-detailed",
+     VLLM | {"input_lens": [1024, 1023] * 100, "output_lens": [128] * 200}),
     ("vllm#26943: after a warm-up", RANDOM | {"num_prompts": 160, "completed": 160}),
-    (
-        "eight prompts of 128K, one after the other",
-        VLLM | {"max_concurrency": 8, "total_input_tokens": 200 * 131_072, "median_ttft_ms": 4e4},
-    ),
+    ("eight prompts of 128K, one after the other",
+     VLLM | {"max_concurrency": 8, "total_input_tokens": 200 * 131_072, "median_ttft_ms": 4e4}),
 ]  # fmt: skip

@@ -44,28 +44,14 @@ OFFLOAD = '{"kv_connector":"OffloadingConnector","kv_role":"kv_both"}'
 SPARK = '{"method":"dspark","num_speculative_tokens":7}'
 MTP = '{"method":"mtp","num_speculative_tokens":1}'
 HICACHE = "--enable-hierarchical-cache"
-SPARK_SPECULATION = "--speculative-algorithm DSPARK --speculative-dspark-block-size 5"
-
 FAULTY = (
     # the commands of their time, with the releases of their time
     Case("vllm#40778", published("vllm#40778", "data-parallel"), "vllm:0.20", (WINDOWS,)),
-    Case("vllm#40778", published("vllm#40778", "PS C:"), "vllm:0.20", (WINDOWS,)),
     Case("vllm#41834", published("vllm#41834"), "vllm:0.21", (WINDOWS, DRAFTS)),
-    Case("ds4-sm120", published("jasl/vllm ds4-sm120, benchmark notes"), "vllm:0.21.1",
-         (WINDOWS, DRAFTS)),
     Case("ds4-sm120-harness", published("ds4-sm120-harness, README"), "vllm:0.22.1",
          (WINDOWS, DRAFTS, EARLY)),
-    Case("recipes: DeepSeek-V4-Flash.yaml",
-         published("vllm-project/recipes: DeepSeek-V4-Flash.yaml, its model"), "vllm:0.20.0",
-         (WINDOWS,)),
-    Case("llm-d#1737", published("llm-d#1737"), "vllm:0.22", (WINDOWS,)),
-    Case("a snapshot hook for V4 on two H200", published("a snapshot hook for V4 on two H200"),
-         "vllm:0.20", (WINDOWS,)),
     Case("vllm#51771", f"vllm serve {FLASH} --enable-prefix-caching -tp 8 "
          f"--speculative-config '{SPARK}'", "vllm:0.22", (DRAFTS, WINDOWS)),
-    Case("1Cat-vLLM#205", f"vllm serve {FLASH} --enable-prefix-caching "
-         """--speculative-config '{"method":"dspark","num_speculative_tokens":5}' -tp 8 """
-         "--kv-cache-dtype fp8", "vllm:0.21", (DRAFTS, WINDOWS)),
     Case("vllm-ascend#11107: before the fix", "vllm serve /nas/DeepSeek-V4-Flash-HW-W8A8 "
          "--max_model_len 1048576 --max-num-batched-tokens 10240 --max-num-seqs 32 "
          "--data-parallel-size 2 --tensor-parallel-size 8 --enable-expert-parallel "
@@ -90,21 +76,12 @@ FAULTY = (
          f"--kv-transfer-config '{OFFLOAD}' --speculative-config '{MTP}'",
          "vllm:0.23.1", ("vllm-offload-drafts-never-load",)),
     Case("vllm#54914", """docker run --gpus all vllm/vllm-openai:v0.28.0 /model/DeepSeek-V4-Pro \\
-  --tensor-parallel-size 8 \\
-  --data-parallel-size 3 \\
-  --max-model-len 1048576 \\
-  --gpu-memory-utilization 0.85 \\
-  --max-num-seqs 16 \\
-  --enable-prefix-caching \\
-  --kv-cache-dtype fp8 \\
+  --tensor-parallel-size 8 --data-parallel-size 3 --max-model-len 1048576 \\
+  --gpu-memory-utilization 0.85 --max-num-seqs 16 --enable-prefix-caching --kv-cache-dtype fp8 \\
   --speculative-config '{"method":"dspark","num_speculative_tokens":7}' \\
   --kv-transfer-config '{"kv_connector":"OffloadingConnector","kv_role":"kv_both",
     "kv_connector_extra_config":{"cpu_bytes_to_use":549755813888,"blocks_per_chunk":4}}'
 """, "", ("vllm-offload-block-not-found",)),
-    Case("vllm#56396", "docker run --gpus all vllm/vllm-openai:deepseekv41-flash-0909 "
-         "deepseek-ai/DeepSeek-V4.1-Flash -tp 8 -ep --kv-transfer-config "
-         """'{"kv_connector":"SimpleCPUOffloadConnector","kv_role":"kv_both"}'""",
-         "", ("vllm-v41-simple-offload-crash",)),
     Case("vllm#56396: by the variable", "docker run --gpus all -e VLLM_USE_SIMPLE_KV_OFFLOAD=1 "
          "vllm/vllm-openai:deepseekv41-flash-0909 deepseek-ai/DeepSeek-V4.1-Flash -tp 8 "
          "--kv-offloading-size 100", "", ("vllm-v41-simple-offload-crash",)),
@@ -119,12 +96,6 @@ FAULTY = (
          "vllm:0.30", ("vllm-offload-events-empty",)),
     Case("vllm#47728", f"vllm serve {FLASH} -tp 8 --block-size 256 "
          f"--speculative-config '{MTP}'", "vllm:0.23", (EARLY,)),
-    Case("vllm-ascend#9144", """vllm serve $MODEL_PATH \\
-  --data-parallel-size $DATA_PARALLEL_SIZE --tensor-parallel-size $TENSOR_PARALLEL_SIZE \\
-  --speculative-config '{"num_speculative_tokens": 1, "method": "deepseek_mtp"}' \\
-  --tokenizer-mode deepseek_v4 --max-num-seqs 8 --max-num-batched-tokens 8192 \\
-  --quantization ascend --async-scheduling
-""", "vllm:0.22", (DRAFTS, WINDOWS, EARLY)),
     Case("sglang#35811", """sglang serve --trust-remote-code \\
   --model-path /models/deepseek-ai/DeepSeek-V4-Flash-0731 --tp 2 \\
   --moe-runner-backend flashinfer_mxfp4 --speculative-algorithm DSPARK \\
@@ -140,25 +111,9 @@ FAULTY = (
 """, "vllm:0.26", ("vllm-ascend-large-blocks", "vllm-ascend-short-prompts",
                    "vllm-large-steps-reserve")),
     # sizes, other machines, other tiers
-    Case("vllm#51041, a comment", f"vllm serve {FLASH} -tp 8 --max-num-batched-tokens 8224 "
-         "--max-model-len 131072", "vllm:0.26", ("vllm-large-steps-reserve",)),
     Case("InferenceX#2757", f"vllm serve {PRO} -tp 8 --max-num-batched-tokens 32768 "
          "--no-enable-prefix-caching --block-size 256", "vllm:0.28",
          ("vllm-large-steps-reserve",)),
-    Case("vllm-ascend#10710", "vllm serve /data/DeepSeek-V4-Flash-w8a8-mtp --quantization ascend "
-         "--block-size 128 --enable-prefix-caching -tp 8", "vllm:0.23",
-         ("vllm-ascend-large-blocks",)),
-    Case("vllm-ascend#16270", """vllm serve /home/weight/DeepSeek-V4-Flash-0731-w8a8 \\
-  --max_model_len 262144 \\
-  --max-num-batched-tokens 8192 \\
-  --gpu-memory-utilization 0.9 \\
-  --max-num-seqs 32 \\
-  --tensor-parallel-size 8 \\
-  --enable-expert-parallel \\
-  --enable-prefix-caching \\
-  --tokenizer-mode deepseek_v4 \\
-  --quantization ascend
-""", "vllm:0.26.0", ("vllm-ascend-short-prompts",)),
     Case("vllm#54567", "vllm serve /model --served-model-name deepseek-v4-flash "
          "--kv-cache-dtype fp8 --kv-cache-memory-bytes 13958643712 --max-model-len 524288 "
          "--max-num-seqs 4 --max-num-batched-tokens 4096 --attention-backend THOR_MLA_SPARSE_DSV4",
@@ -171,41 +126,21 @@ FAULTY = (
          f"vllm/vllm-openai:deepseekv4-cu129 {FLASH} --kv-cache-dtype fp8 -tp 4",
          "vllm:0.25", ("vllm-hang-beyond-64k",)),
     Case("LMCache#2881", """VLLM_USE_FLASHINFER_MOE_FP4=1 \\
-vllm serve nvidia/DeepSeek-V3.2-NVFP4 \\
-    --tensor-parallel-size 8 \\
-    --quantization modelopt_fp4 \\
-    --host 0.0.0.0 --port 30000 \\
-    --max-model-len 32768 \\
-    --enable-prefix-caching \\
+vllm serve nvidia/DeepSeek-V3.2-NVFP4 --tensor-parallel-size 8 \\
+    --quantization modelopt_fp4 --max-model-len 32768 --enable-prefix-caching \\
     --kv-transfer-config '{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}'
 """, "vllm:0.18", ("vllm-lmcache-v32-shape",)),
     Case("LMCache#3156", "lmcache server --port 57771 --chunk-size 4096 --l1-size-gb 1200\n"
          f"vllm serve {PRO} -tp 8 --kv-transfer-config "
          """'{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both"}'""",
          "vllm:0.26", ("vllm-lmcache-object-groups",)),
-    Case("LMCache#4179", "lmcache server --port 5555 --l1-size-gb 100\n"
-         "vllm serve /data/DeepSeek-V4-Flash -tp 4 --kv-transfer-config "
-         """'{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both"}'""",
-         "vllm:0.25", ("vllm-lmcache-object-groups",)),
-    Case("LMCache#3171", """lmcache server \\
-    --host 127.0.0.1 \\
-    --port 57771 \\
-    --chunk-size 512 \\
-    --hash-algorithm blake3 \\
-    --l1-size-gb 1200
-vllm serve \\
-  /data1/public/models/DeepSeek-V4-Flash \\
-  --served-model-name deepseek-v4-flash \\
-  --kv-cache-dtype fp8 \\
-  --block-size 256 \\
-  --enable-expert-parallel \\
-  --tensor-parallel-size 8 \\
-  --tokenizer-mode deepseek_v4 \\
+    Case("LMCache#3171", """lmcache server --host 127.0.0.1 --port 57771 \\
+    --chunk-size 512 --hash-algorithm blake3 --l1-size-gb 1200
+vllm serve /data1/public/models/DeepSeek-V4-Flash --served-model-name deepseek-v4-flash \\
+  --kv-cache-dtype fp8 --block-size 256 --enable-expert-parallel \\
+  --tensor-parallel-size 8 --tokenizer-mode deepseek_v4 \\
   --kv-transfer-config '{"kv_connector":"LMCacheMPConnector","kv_role":"kv_both"}'
 """, "vllm:0.20.1", ("vllm-lmcache-object-groups", "vllm-lmcache-small-chunks", WINDOWS)),
-    Case("LMCache#3106: its variables, with V4", f"LMCACHE_CHUNK_SIZE=256 vllm serve {FLASH} "
-         """--kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'""",
-         "vllm:0.26", ("vllm-lmcache-small-chunks",)),
     Case("vllm#39359", f"vllm serve {FLASH} --speculative-config '"
          '{"method":"mtp","num_speculative_tokens":3,"rejection_sample_method":"synthetic",'
          """"synthetic_acceptance_length":2.6}'""",
@@ -230,11 +165,8 @@ for c in 4 8 16; do
 done
 """, "vllm:0.33", ("vllm-sweep-same-prompts",)),
     Case("InferenceX#1127", """vllm serve deepseek-ai/DeepSeek-V4-Pro --host 0.0.0.0 -tp 8 \\
---trust-remote-code \\
---kv-cache-dtype fp8 \\
---block-size 256 \\
---attention_config.use_fp4_indexer_cache=True \\
---tokenizer-mode deepseek_v4 &
+--trust-remote-code --kv-cache-dtype fp8 --block-size 256 \\
+--attention_config.use_fp4_indexer_cache=True --tokenizer-mode deepseek_v4 &
 for CONC in 4 8 16 32; do
 python3 benchmark_serving.py --dataset-name random --random-range-ratio 0.8 --max-concurrency $CONC
 done
@@ -247,30 +179,19 @@ done
          f"--tp 8 --speculative-algorithm EAGLE --speculative-num-steps 3 {HICACHE} "
          "--hicache-write-policy write_through",
          "sglang:0.5.14", ("sglang-hicache-drafts-deadlock", HELD)),
-    Case("sglang#35129", "python3 -m sglang.launch_server --model-path /m/DeepSeek-V4-Flash-0731 "
-         f"--tp 8 {SPARK_SPECULATION} {HICACHE} --hicache-ratio 2",
-         "sglang:0.5.17", ("sglang-hicache-long-sessions", HELD)),
     Case("sglang#35201", "docker run --gpus all lmsysorg/sglang:v0.5.17-cu129 python3 -m "
          "sglang.launch_server --model-path deepseek-ai/DeepSeek-V4-Flash-0731 --tp 4 "
          "--mem-fraction-static 0.9 --chunked-prefill-size 4096 --moe-runner-backend marlin "
          "--context-length 1000000", "", (LOGITS, HELD)),
     Case("SGLang cookbook: B200, Pro", published("SGLang cookbook: B200, Pro, low latency"),
          "sglang:0.5.15", (LOGITS, HELD)),
-    Case("SGLang cookbook: H200, Flash", published("SGLang cookbook: H200, Flash, throughput"),
-         "sglang:0.5.15", (HELD,)),
-    Case("InferenceX#2128", published("InferenceX#2128"), "sglang:0.5.15", (LOGITS, HELD)),
-    Case("sglang#23600", published("sglang#23600"), "sglang:0.5.12", (HELD,)),
     Case("sglang#34822", published("sglang#34822"), "sglang:0.5.17",
          (LOGITS, HELD, "sglang-dp-lockstep")),
-    Case("AIME26 on 8 x B200", published("AIME26 on 8 x B200 with SGLang"), "sglang:0.5.16",
-         (LOGITS,)),
     Case("sglang#23686", "SGLANG_ENABLE_THINKING=1 sglang serve --trust-remote-code --model-path "
          f"{PRO} --tp 8 --cuda-graph-max-bs 256 --max-running-requests 256 --enable-metrics "
          "--mem-fraction-static 0.8 --moe-runner-backend marlin --speculative-algo EAGLE "
          "--speculative-num-steps 3 --speculative-num-draft-tokens 4",
          "sglang:0.5.12", ("sglang-cache-gauge-zero", HELD)),
-    Case("sglang#37852", "sglang serve --model-path /models/DeepSeek-V4-Flash --tp 8 "
-         "--enable-metrics", "sglang:0.5.21", ("sglang-cache-gauge-zero",)),
     Case("sglang#39187", "sglang serve --model-path deepseek-ai/DeepSeek-V4.1-Flash --tp 4 --ep 4 "
          "--chunked-prefill-size 16384 --enable-encoder-swa-bounded-replay "
          "--enable-decoder-swa-bounded-replay --mem-fraction-static 0.80",
@@ -287,8 +208,6 @@ done
          "sglang:0.5.23", ("sglang-unified-kv-inexact",)),
     Case("sglang#32595", f"SGLANG_SIMULATE_ACC_LEN=4 sglang serve --model-path {FLASH} --tp 4 "
          "--speculative-algorithm DSPARK", "sglang:0.5.23", ("sglang-synthetic-acceptance",)),
-    Case("sglang#36534", f"sglang serve --model-path {FLASH} --tp 4 "
-         "--cuda-graph-max-bs-prefill 16384", "sglang:0.5.22", ("sglang-prefill-graphs-memory",)),
     Case("InferenceX#3284", "docker run --gpus all lmsysorg/sglang:v0.5.20 sglang serve "
          "--model-path deepseek-ai/DeepSeek-V4.1-Flash --tp 8 --ep 8 "
          "--speculative-algorithm DSPARK", "", ("sglang-v41-unknown",)),
@@ -300,7 +219,6 @@ done
     # logs
     Case("vllm#40821, its log", "tests/diagnose/faults/logs/vllm_40821.log", "",
          (WINDOWS, "vllm-large-steps-reserve")),
-    Case("vllm#41027, its log", "tests/diagnose/faults/logs/vllm_41027.log", "", (WINDOWS,)),
     Case("sglang#23602, its log", "tests/diagnose/faults/logs/sglang_23602.log", "",
          (HELD, LOGITS), possible=(HELD,)),
     # starts that fail for another reason than memory, by the errors of the threads
@@ -313,9 +231,6 @@ done
     Case("vllm#49804", died("RuntimeError: flashinfer-cubin version (0.6.13) does not match "
                             "flashinfer version (0.6.14)."),
          "vllm:0.26", ("vllm-flashinfer-packages-differ",)),
-    Case("flashinfer#4337", died("RuntimeError: flashinfer-jit-cache version (0.6.16+cu130) does "
-                                 "not match flashinfer version (0.6.16)"),
-         "vllm:0.28", ("vllm-flashinfer-packages-differ",)),
     Case("vllm#48054", died("TypeError: trtllm_batch_decode_sparse_mla_dsv4() got an unexpected "
                             "keyword argument 'swa_topk_lens'"),
          "vllm:0.24", ("vllm-flashinfer-too-old",)),
@@ -367,11 +282,7 @@ HEALTHY = (
   --speculative-draft-model-path AQ-MedAI/DeepSeek-V4-Flash-0731-eagle3 \\
   --speculative-algorithm EAGLE3 --speculative-num-steps 3
 """, "sglang:0.5.23"),
-    Case("sglang#22757", """python3 -m sglang.launch_server \\
-  --model-path models/DeepSeek-V3.2-AWQ --tp 8 --dp 8 --enable-dp-attention \\
-  --mem-fraction-static 0.85 --chunked-prefill-size 10240 --context-length 32000 \\
-  --page-size 64 --speculative-algorithm EAGLE --enable-hierarchical-cache --hicache-size 60
-""", "sglang:0.5.10"),
+
     Case("vllm-ascend#13627: what solved it", """vllm serve "DeepSeek-V4-Flash-0731-w8a8" \\
  --data-parallel-size 1 --tensor-parallel-size 8 --quantization ascend --enable-expert-parallel \\
  --max-model-len 500000 --max-num-batched-tokens 8192 --max-num-seqs 128 --block-size 32 \\

@@ -38,25 +38,17 @@ def fault(**changes: Any) -> Fault:
 @pytest.mark.parametrize(
     ("condition", "truth"),
     [
-        ({"flag": "--on"}, True),
-        ({"flag": "--off"}, False),
-        ({"flag": "--off", "given": False}, True),
-        ({"flag": "--block_size", "is": ["128"]}, True),
+        ({"flag": "--on"}, True), ({"flag": "--off"}, False),
+        ({"flag": "--off", "given": False}, True), ({"flag": "--block_size", "is": ["128"]}, True),
         ({"flag": "--block-size", "above": 128}, False),
-        ({"flag": "--block-size", "below": 129}, True),
-        ({"flag": "--on", "above": 0}, False),
-        ({"variable": "V", "has": ["1"]}, True),
-        ({"input": "tp", "is": ["8"]}, True),
-        ({"field": "anything"}, False),
-        ({"line": "^ano"}, True),
-        ({"line": "^ther"}, False),
-        ({"model": ["v4"]}, True),
-        ({"model": ["v4.1", "v3.2"]}, False),
-        ({"gpu": ["sm_90"]}, True),
-        ({"any": [{"flag": "--off"}, {"flag": "--on"}]}, True),
+        ({"flag": "--block-size", "below": 129}, True), ({"flag": "--on", "above": 0}, False),
+        ({"variable": "V", "has": ["1"]}, True), ({"input": "tp", "is": ["8"]}, True),
+        ({"field": "anything"}, False), ({"line": "^ano"}, True), ({"line": "^ther"}, False),
+        ({"model": ["v4"]}, True), ({"model": ["v4.1", "v3.2"]}, False),
+        ({"gpu": ["sm_90"]}, True), ({"any": [{"flag": "--off"}, {"flag": "--on"}]}, True),
         ({"none": [{"flag": "--off"}, {"flag": "--on"}]}, False),
     ],
-)
+)  # fmt: skip
 def test_a_condition_says_one_thing(condition: dict[str, Any], truth: Truth) -> None:
     assert Condition.model_validate(condition).holds(SERVER) is truth
 
@@ -72,18 +64,12 @@ def test_of_what_is_not_known_nothing_is_true_or_false(condition: dict[str, Any]
 @pytest.mark.parametrize(
     ("versions", "version", "truth"),
     [
-        (">=0.21,<0.23", "0.21", True),
-        (">=0.21,<0.23", "v0.22.1rc2", True),
-        (">=0.21,<0.23", "0.23.0", False),
-        ("<=0.5.20", "0.5.9", True),
-        ("==0.27.1", "0.27", False),
-        ("*", None, True),
-        (">=0.21", None, None),
+        (">=0.21,<0.23", "0.21", True), (">=0.21,<0.23", "v0.22.1rc2", True),
+        (">=0.21,<0.23", "0.23.0", False), ("<=0.5.20", "0.5.9", True),
+        ("==0.27.1", "0.27", False), ("*", None, True), (">=0.21", None, None),
     ],
-)
-def test_versions_are_compared_by_their_numbers(
-    versions: str, version: str | None, truth: Truth
-) -> None:
+)  # fmt: skip
+def test_versions_are_compared_by_number(versions: str, version: str | None, truth: Truth) -> None:
     assert fault(versions=versions).covers(version) is truth
 
 
@@ -169,9 +155,7 @@ def test_a_log_is_of_the_engine_whose_sizes_it_prints(
     assert (found.kind, found.engine, found.model) == ("log", engine, model)
 
 
-def test_of_a_log_its_beginning_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logs_beginning_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "_MOST_TEXT", 1 << 20)
     path = tmp_path / "vllm.log"
     path.write_text(LOGGED + f"{'INFO 05-04 17:53:08 x' * 4_500}\n" * 30, encoding="utf-8")
@@ -190,14 +174,13 @@ def test_a_number_that_nothing_can_print_is_shown_as_it_is_written(tmp_path: Pat
 @pytest.mark.parametrize(
     "text",
     [
-        LOGGED + "\n".join([" " * 400] * 15_000),
-        LOGGED + "sparse_mla" * 90_000,
+        LOGGED + "\n".join([" " * 400] * 15_000), LOGGED + "sparse_mla" * 90_000,
         LOGGED + "flashinfer-cubin version (" * 40_000,
         LOGGED + "sglang\n" + "is installed with version " * 40_000,
         LOGGED.replace("4}", "4, " + "a" * 900_000),
     ],
     ids=["blanks", "names", "packages", "installed", "an echoed word"],
-)
+)  # fmt: skip
 def test_a_log_of_megabytes_is_searched_once(text: str, tmp_path: Path) -> None:
     (tmp_path / "start.log").write_text(text, encoding="utf-8")
     program = (

@@ -63,15 +63,9 @@ def open_cache(setting: Setting) -> Cache:
 
 
 def _pool(setting: Setting) -> Pool:
-    return Pool(
-        to_table([(1,)]),
-        setting.pages * setting.page_tokens,
-        setting.page_tokens,
-        MODEL,
-        setting.chunk_tokens,
-        SPECULATIONS[setting.speculation],
-        windows=setting.window_pages,
-    )
+    size, drafts = setting.page_tokens, SPECULATIONS[setting.speculation]
+    table, tokens = to_table([(1,)]), setting.pages * size
+    return Pool(table, tokens, size, MODEL, setting.chunk_tokens, drafts)
 
 
 def _open_vllm(setting: Setting) -> Cache:
@@ -84,15 +78,9 @@ def _open_vllm(setting: Setting) -> Cache:
     followed = Numbers(size, max(ends)) if ends else context
     ways: list[tuple[list[int], list[int]]] = []
     cache = HashedCache(
-        setting.pages,
-        size,
-        groups,
-        ways.__getitem__,
-        _NODES,
-        retention=setting.retention,
-        chunk_tokens=setting.chunk_tokens,
-        drops=drafts.drops,
-    )
+        setting.pages, size, groups, ways.__getitem__, _NODES, retention=setting.retention,
+        chunk_tokens=setting.chunk_tokens, drops=drafts.drops,
+    )  # fmt: skip
 
     def serve(prompt: Prompt) -> int:
         path = context.path(prompt)
@@ -131,31 +119,18 @@ def _run(cache: HashedCache | SglangCache, request: int, tokens: int, setting: S
 
 @dataclass
 class FakeServer:
-    """A server whose answers depend on the prompt alone, but for noise and planted faults.
-
-    Attributes:
-        cache: What prompts find.
-        noise: Nats by which log-probabilities differ from run to run.
-        tells: Whether it tells ``cached_tokens``.
-        salts: Whether it knows ``cache_salt``.
-        finds: Whether anything is found at all.
-        stale: Nats by which an answer is wrong behind a hit.
-        dies_at: The prompt that it does not answer any more.
-        restores: Whether hits come from a tier, as the server tells.
-        stored: Tokens that a tier says it stored for each that was computed.
-        counts: Whether it has a page of metrics.
-    """
+    """A server whose answers depend on the prompt alone, but for noise and planted faults."""
 
     cache: Cache
-    noise: float = 0.0
-    tells: bool = True
-    salts: bool = True
-    finds: bool = True
-    stale: float = 0.0
-    dies_at: int | None = None
-    stored: float = 0.0
-    counts: bool = False
-    restores: bool = False
+    noise: float = 0.0  # nats by which log-probabilities differ from run to run
+    tells: bool = True  # ``cached_tokens``
+    salts: bool = True  # whether it knows ``cache_salt``
+    finds: bool = True  # anything at all
+    stale: float = 0.0  # nats by which an answer is wrong behind a hit
+    dies_at: int | None = None  # the prompt that it does not answer any more
+    stored: float = 0.0  # tokens that a tier says it stored for each that was computed
+    counts: bool = False  # whether it has a page of metrics
+    restores: bool = False  # whether hits come from a tier, as the server tells
     drafts: bool = False
     asked: int = 0
     clock_s: float = 0.0

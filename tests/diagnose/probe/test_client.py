@@ -50,17 +50,14 @@ def serving(
             self._say(200, metrics if self.path == "/metrics" else models)
 
         def do_POST(self) -> None:
-            body: dict[str, Any] = json.loads(
-                self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}"
-            )
+            body: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["content-length"])))
             heard.append((self.path, body, self.headers.get("authorization")))
             if first and len(heard) <= first[0]:
                 self._say(first[1], said, first[2])
                 return
+            salt = body.get("cache_salt")
             try:
-                answer = fake.ask(
-                    tuple(body["prompt"]), body["max_tokens"], body.get("cache_salt"), 9.0
-                )
+                answer = fake.ask(tuple(body["prompt"]), body["max_tokens"], salt, 9.0)
             except Unreachable:
                 self.close_connection = True
                 return
@@ -70,10 +67,10 @@ def serving(
             details = {"cached_tokens": answer.cached_tokens}
             usage = {"prompt_tokens": answer.prompt_tokens, "prompt_tokens_details": details}
             logprobs = {"tokens": answer.words, "top_logprobs": answer.likely}
-            events = [
+            events = (
                 {"choices": [{"text": "x", "logprobs": logprobs}]},
                 {"choices": [], "usage": usage},
-            ]
+            )
             lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
             self._say(200, lines + "data: [DONE]\n\n")
 
@@ -99,42 +96,23 @@ def fake(**options: Any) -> FakeServer:
     return FakeServer(open_cache(Setting("vllm", 60, 128)), **options)
 
 
-def test_a_prompt_is_asked_and_its_answer_read() -> None:
-    with serving(fake()) as (url, _):
-        server = OpenAiServer(f"{url}/v1/")
-        assert server.model == "a-model"
-        prompt = tuple(range(3000, 3300))
-        cold, warm = (server.ask(prompt, 2, None, 10.0) for _ in range(2))
-    assert (cold.prompt_tokens, cold.cached_tokens, warm.cached_tokens) == (300, 0, 256)
-    assert warm.likely == cold.likely
-    assert len(cold.words) == 2
-    assert 0 < warm.ttft_s < 10
-
-
 @pytest.mark.parametrize(
     ("first", "said", "sentence"),
     [
-        ((9, 400, {}), b"text only", "takes no completions of token ids: the server refused"),
-        (
-            (9, 200, {}),
-            b'data: {"choices": [{}], "usage": {"prompt_tokens": 9}}\n\ndata: [DONE]\n\n',
-            "counts 9 tokens of a prompt of 8 token ids",
-        ),
+        (400, b"text only", "takes no completions of token ids: the server refused"),
+        (200, b'data: {"choices": [{}], "usage": {"prompt_tokens": 9}}\n\ndata: [DONE]\n\n',
+         "counts 9 tokens of a prompt of 8 token ids"),
     ],
-)
-def test_a_server_that_takes_no_token_ids_is_refused(
-    first: tuple[int, int, dict[str, str]], said: bytes, sentence: str
-) -> None:
-    with serving(fake(), first=first, said=said) as (url, heard):
+)  # fmt: skip
+def test_servers_that_take_no_ids_are_refused(first: int, said: bytes, sentence: str) -> None:
+    with serving(fake(), first=(9, first, {}), said=said) as (url, heard):
         ended = CliRunner().invoke(app, ["probe", url])
     assert ended.exit_code == 2
     assert sentence in ended.stderr
     assert len(heard) == 1
 
 
-def test_the_command_finds_the_rule_and_writes_no_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rule_is_found_no_key_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEYS[0], KEY)
     page = tmp_path / "page.html"
     with serving(fake()) as (url, heard):
@@ -183,19 +161,17 @@ def test_a_busy_server_is_asked_again_when_it_wants(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("first", "code", "sentence", "asked"),
+    ("first", "code", "sentence"),
     [
-        ((9, 503, {"retry-after": "600"}), 5, "busy (503), for longer than was left", 1),
-        ((9, 308, {"location": "https://elsewhere/v1"}), 2,
-         "(308) to https://elsewhere/v1: give that one", 1),
-        ((9, 500, {}), 5, "busy", 1),
+        ((9, 503, {"retry-after": "600"}), 5, "busy (503), for longer than was left"),
+        ((9, 308, {"location": "https://elsewhere/v1"}), 2, "(308) to https://elsewhere/v1: give"),
+        ((9, 500, {}), 5, "busy"),
     ],
 )  # fmt: skip
 def test_a_server_that_does_not_answer_is_a_sentence(
     first: tuple[int, int, dict[str, str]],
     code: int,
     sentence: str,
-    asked: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One that is busy does not outlast the budget; no key goes elsewhere, no command is shown."""
@@ -206,7 +182,7 @@ def test_a_server_that_does_not_answer_is_a_sentence(
     assert ended.exit_code == code
     assert sentence in ended.stderr
     assert "\x1b" not in ended.output
-    assert len(heard) == asked
+    assert len(heard) == 1
     assert time.monotonic() - begun_s < 45
 
 
@@ -239,9 +215,7 @@ def test_a_key_that_a_server_repeats_is_not_shown(
 
 
 @pytest.mark.parametrize("key", ["sk-secret\r\nX: y", "sk-\u2028secret", f"{KEY}\r\n"])
-def test_a_key_that_no_header_takes_is_not_shown_and_a_last_newline_is_no_part_of_it(
-    key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_no_header_takes_is_hidden(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEYS[0], key)
     if KEY in key:
         with serving(fake()) as (url, heard):
@@ -284,13 +258,10 @@ def dripping(beginning: bytes, drop: bytes) -> Iterator[str]:
     ("beginning", "drop"),
     [
         (b"HTTP/1.1 200 OK\r\n\r\n", b": still there\n"),
-        (b"HTTP/1.1 200 OK\r\n\r\ndata: {", b" "),
-        (b"HTTP/1.1 200 OK\r\nx-slow: ", b"y"),
+        (b"HTTP/1.1 200 OK\r\n\r\ndata: {", b" "), (b"HTTP/1.1 200 OK\r\nx-slow: ", b"y"),
     ],
-)
-def test_a_server_that_answers_for_ever_is_cut_off_at_the_end_of_the_budget(
-    beginning: bytes, drop: bytes
-) -> None:
+)  # fmt: skip
+def test_a_server_that_answers_for_ever_is_cut_off(beginning: bytes, drop: bytes) -> None:
     begun_s = time.monotonic()
     with dripping(beginning, drop) as url:
         ended = CliRunner().invoke(

@@ -70,12 +70,10 @@ def test_settings_are_recovered_and_noise_is_no_fault(engine: str, seed: int) ->
     [
         ({"finds": False, "drafts": True, "counts": True}, "hits", "bad", "the server drafts"),
         ({"tells": False}, "hits", "undecided", "--enable-prompt-tokens-details"),
-        ({"stale": 0.5, "noise": 0.02, "salts": True}, "equality", "bad", "WRONG"),
         ({"stale": 0.5, "noise": 0.02, "salts": False}, "equality", "bad", "WRONG"),
         ({"stale": 0.5, "noise": 2.0}, "equality", "undecided", "two cold answers differ"),
         ({"stale": 1.0}, "equality", "bad", "WRONG"),  # cold answers are equal to the bit
         ({"stale": 0.2}, "equality", "note", "no more than rounding makes of other shapes"),
-        ({"stale": 0.03}, "equality", "note", "no more than rounding makes of other shapes"),
         ({"stored": 1.0, "counts": True}, "tier", "bad", "is never read"),
         ({"stored": 1.0, "counts": True, "restores": True}, "tier", "note", "is read back"),
     ],
@@ -90,17 +88,6 @@ def test_what_is_planted_is_found_and_nothing_else(
     if {"tells", "finds"} & {*about}:
         others = {each.level for name, each in told.items() if name != "hits"}
         assert others == {"undecided"}
-
-
-@pytest.mark.parametrize("dies_at", [1, 2, 40, 120])
-def test_what_was_learned_of_a_server_that_dies_is_kept(dies_at: int) -> None:
-    found = probe(server(dies_at=dies_at))
-    told = values(found)
-    assert "ConnectionResetError" in found.died
-    assert not [each for each in found.conclusions if each.level == "bad"]
-    assert (told["hits"].level == "good") == (dies_at > 2)
-    assert (told["step"].value == 256) == (dies_at == 120)
-    assert told["capacity"].level == "undecided"
 
 
 @pytest.mark.parametrize("most_tokens", [1_000, 50_000, 400_000, 600_000])
@@ -171,14 +158,11 @@ def test_a_server_of_short_prompts_is_asked_short_ones() -> None:
 @pytest.mark.parametrize(
     ("counts", "question"),
     [
-        (lambda hit: min(hit, 256), "hits"),
-        (lambda hit: hit // 512 * 256, "hits"),
+        (lambda hit: min(hit, 256), "hits"), (lambda hit: hit // 512 * 256, "hits"),
         (lambda hit: 4096 * (hit >= 4096), "step"),
     ],
-)
-def test_hits_of_little_are_a_fault_and_end_the_search(
-    counts: Callable[[int], int], question: str
-) -> None:
+)  # fmt: skip
+def test_hits_of_little_are_a_fault(counts: Callable[[int], int], question: str) -> None:
     """OpenAI-like servers may count blocks, or no more than so many tokens."""
     cache = open_cache(Setting("vllm", 300))
     ledger = Ledger(10**8, 1e9)
@@ -186,42 +170,6 @@ def test_hits_of_little_are_a_fault_and_end_the_search(
     assert [name for name, each in told.items() if each.level == "bad"] == [question]
     assert told["capacity"].level == "undecided"
     assert ledger.tokens < 600_000
-
-
-def test_a_tier_that_stores_what_is_asked_for_again_is_no_fault() -> None:
-    """A prompt that is lost after it was asked for once was never stored there."""
-    fake, seen = server(counts=True), Counter[Prompt]()
-    cold = fake.cache
-
-    def serve(prompt: Prompt) -> int:
-        seen[prompt] += 1
-        hit = cold(prompt)
-        stored = 256.0 * (seen[prompt] == 2)
-        loaded = 256.0 * (seen[prompt] > 3 and hit < 1024)
-        for name, more in (("store", stored), ("load", loaded)):
-            key = f"vllm:kv_offload_{name}_tokens"
-            fake.values[key] = fake.values.get(key, 0.0) + more
-        return hit + int(loaded)
-
-    fake.cache = serve
-    assert values(probe(fake))["tier"].value == "read"
-
-
-def test_ctrl_c_keeps_what_was_learned() -> None:
-    fake = server()
-    ask = fake.ask
-
-    def interrupted(*about: Any) -> Answer:
-        if fake.asked == 120:
-            raise KeyboardInterrupt
-        return ask(*about)
-
-    fake.ask = interrupted  # type: ignore[method-assign, assignment]
-    found = probe(fake)
-    assert found.interrupted
-    assert not found.died
-    assert values(found)["step"].value == 256
-    assert values(found)["capacity"].answer == "interrupted"
 
 
 @pytest.mark.parametrize("more", [128, 256])
@@ -265,15 +213,13 @@ def test_one_stale_hit_of_six_is_a_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "listed", "level", "why"),
+    ("ends", "listed", "why"),
     [
-        (1, 9, "undecided", "answers have 1 to 8 tokens"),
-        (8, 1, "undecided", "no log-probabilities of words that were not chosen"),
+        (1, 9, "answers have 1 to 8 tokens"),
+        (8, 1, "no log-probabilities of words that were not chosen"),
     ],
 )
-def test_answers_of_which_the_cache_tells_less_are_not_called_equal(
-    ends: int, listed: int, level: str, why: str
-) -> None:
+def test_answers_that_tell_less_are_not_called_equal(ends: int, listed: int, why: str) -> None:
     fake = server()
 
     def output(prompt: Prompt, outputs: int, wrong: float) -> Any:
@@ -284,7 +230,7 @@ def test_answers_of_which_the_cache_tells_less_are_not_called_equal(
     fake.stale = 1.0
     fake._output = output  # type: ignore[method-assign]
     found = values(probe(fake))["equality"]
-    assert (found.level, why in found.answer) == (level, True)
+    assert (found.level, why in found.answer) == ("undecided", True)
 
 
 class Shrinking:
@@ -312,3 +258,22 @@ def test_a_pool_that_shrinks_is_a_fault() -> None:
     assert told["step"].value == 256
     assert told["capacity"].level == "bad"
     assert "the pool SHRINKS" in told["capacity"].answer
+
+
+def test_a_tier_that_stores_what_is_asked_for_again_is_no_fault() -> None:
+    """A prompt that is lost after it was asked for once was never stored there."""
+    fake, seen = server(counts=True), Counter[Prompt]()
+    cold = fake.cache
+
+    def serve(prompt: Prompt) -> int:
+        seen[prompt] += 1
+        hit = cold(prompt)
+        stored = 256.0 * (seen[prompt] == 2)
+        loaded = 256.0 * (seen[prompt] > 3 and hit < 1024)
+        for name, more in (("store", stored), ("load", loaded)):
+            key = f"vllm:kv_offload_{name}_tokens"
+            fake.values[key] = fake.values.get(key, 0.0) + more
+        return hit + int(loaded)
+
+    fake.cache = serve
+    assert values(probe(fake))["tier"].value == "read"

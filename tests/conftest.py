@@ -160,10 +160,8 @@ THINNED = {
     "core/test_policies_libcachesim.py::"
     "test_blocks_of_the_conversation_trace_hit_as_in_libcachesim": 1,
     "core/test_policies_libcachesim.py::test_single_blocks_hit_as_in_libcachesim": 3,
-    "record/test_published.py::"
-    "test_a_recording_replayed_by_the_same_rule_hits_what_the_manager_answered": 3,
-    "record/test_published.py::"
-    "test_a_replay_at_the_servers_pace_evicts_as_many_blocks_as_were_announced": 3,
+    "record/test_published.py::test_a_replay_hits_what_the_manager_did": 3,
+    "record/test_published.py::test_a_replay_evicts_what_was_announced": 3,
     "replay/test_rules.py::test_with_drafts_the_shipped_trace_hits_the_same": 8,
     "replay/test_tiers.py::test_an_ample_tier_saves_what_an_ample_gpu_would": 4,
     "bench/serve/test_decode_graphs.py::test_a_graph_that_does_not_follow_the_step_is_found": 1,

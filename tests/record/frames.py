@@ -12,10 +12,9 @@ from dsv4kv.record.folder import Record, Recording, read_stream, segments
 
 PUBLISHED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "kv_events"
 SAMPLES = (
-    "vllm_0.33_v4_groups",
-    "vllm_0.33_full_attention_block16_evictions",
+    "vllm_0.33_v4_groups", "vllm_0.33_full_attention_block16_evictions",
     "sglang_0.5.23_radix_page256",
-)
+)  # fmt: skip
 
 needs_samples = pytest.mark.skipif(
     not PUBLISHED.is_dir(), reason=f"no published events in {PUBLISHED}"

@@ -31,8 +31,7 @@ TEMPLATES = {
 MESSAGES: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": " What is <b>é</b>? "}],
     [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "1+1"},
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"},
         {"role": "assistant", "content": "2", "reasoning": "easy"},
         {"role": "user", "content": "2+2"},
     ],
@@ -45,7 +44,7 @@ MESSAGES: list[list[dict[str, Any]]] = [
         {"role": "tool", "content": '{"sky": "ü"}'},
         {"role": "assistant", "content": "blue", "reasoning_content": "seen"},
     ],
-]
+]  # fmt: skip
 TOOLS = [None, [{"type": "function", "function": {"name": "see", "description": "ä<>"}}]]
 OPTIONS: list[dict[str, Any]] = [{}, {"enable_thinking": True}]
 
@@ -72,13 +71,9 @@ def main() -> None:
     for case in cases():
         try:
             text = tokenizer.apply_chat_template(
-                case["messages"],
-                tools=case["tools"],
-                chat_template=TEMPLATES[case["template"]],
-                add_generation_prompt=True,
-                tokenize=False,
-                **case["options"],
-            )
+                case["messages"], tools=case["tools"], chat_template=TEMPLATES[case["template"]],
+                add_generation_prompt=True, tokenize=False, **case["options"],
+            )  # fmt: skip
         except TemplateError:
             text = None
         rows.append(text)

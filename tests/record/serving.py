@@ -3,10 +3,13 @@
 import asyncio
 import gzip
 import json
+import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
 from typing import Any
 
 from aiohttp import web
@@ -72,10 +75,6 @@ class Server:
         told = usage(body.get("tokens", 300), cached_tokens=body.get("cached", 0))
         return web.json_response({"id": f"chatcmpl-{self.seen}", "choices": [], "usage": told})
 
-    async def _late(self, request: web.Request, body: Record) -> web.StreamResponse:
-        await asyncio.sleep(0.2)
-        return await self._plain(request, body)
-
     async def _packed(self, request: web.Request, body: Record) -> web.StreamResponse:
         document = {"id": "chatcmpl", "text": "a" * 10**6, "usage": usage(300, cached_tokens=256)}
         packed = gzip.compress(json.dumps(document).encode(), mtime=0)
@@ -139,6 +138,23 @@ async def serving() -> AsyncIterator[tuple[Server, str]]:
         yield server, f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+def recording(folder: Path, descriptors: int, port: int, upstream: str) -> Popen[str]:
+    """A process that records a proxy and has so many descriptors."""
+    command = f"ulimit -n {descriptors}; exec {sys.executable} -P -m dsv4kv record {folder} "
+    command += f"--quiet --proxy {port}={upstream}"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what is ignored, children ignore
+    return Popen(["bash", "-c", command], stdout=PIPE, stderr=STDOUT, text=True)
+
+
+async def until_open(port: int) -> None:
+    """Wait until somebody listens."""
+    while True:
+        with suppress(OSError):
+            (await asyncio.open_connection("127.0.0.1", port))[1].close()
+            return
+        await asyncio.sleep(0.05)
 
 
 @contextmanager

@@ -40,19 +40,16 @@ def order(kind: str, messages: list[Frames]) -> list[Frames]:
     """The same messages as a network may give them."""
     swapped = [messages[number ^ 1] for number in range(len(messages) & ~1)]
     return {
-        "as sent": messages,
-        "swapped": swapped + messages[len(swapped) :],
+        "as sent": messages, "swapped": swapped + messages[len(swapped) :],
         "twice": [message for message in messages for _ in range(2)],
         "all again": messages + messages,
-    }[kind]
+    }[kind]  # fmt: skip
 
 
 @made.needs_samples
 @pytest.mark.parametrize("kind", ["as sent", "swapped", "twice", "all again"])
 @pytest.mark.parametrize("name", made.SAMPLES)
-def test_prompts_and_cached_tokens_are_those_that_the_engine_told(
-    name: str, kind: str, tmp_path: Path
-) -> None:
+def test_prompts_and_hits_are_as_the_engine_told(name: str, kind: str, tmp_path: Path) -> None:
     size = BLOCK[name]
     seen = [row for n, row in enumerate(asked(name)) if n not in UNSEEN.get(name, ())]
     expected = [(row["prompt_tokens"] // size * size, row["cached_tokens"], 0) for row in seen]
@@ -61,9 +58,7 @@ def test_prompts_and_cached_tokens_are_those_that_the_engine_told(
 
 @made.needs_samples
 @pytest.mark.parametrize("name", made.SAMPLES)
-def test_a_prompt_shares_ids_with_another_as_far_as_it_shares_tokens(
-    name: str, tmp_path: Path
-) -> None:
+def test_prompts_share_ids_as_far_as_they_share_tokens(name: str, tmp_path: Path) -> None:
     found = stores(tmp_path / "recording", made.sample(name))
     seen = set[int]()
     for store in found:
@@ -154,9 +149,7 @@ def test_one_message_may_begin_tens_of_thousands_of_requests() -> None:
     assert process_time() - begun_s < 10
 
 
-def test_prompts_of_events_that_take_gigabytes_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_of_gigabytes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsv4kv.record.convert._MOST_HELD", 5_000)
     whole = {"stored": list(range(1000)), "parent": None, "chain": True, "size": 64}
     with Recording(tmp_path / "server") as recording:

@@ -146,9 +146,7 @@ def test_a_line_of_vllm_is_of_the_year_that_ends_tomorrow(
         ("sglang", '"e2e_latency": ', '"e2e_latency": 1e999, "was": '),
     ],
 )
-def test_a_line_with_a_number_that_is_none_tells_of_no_request(
-    name: str, before: str, after: str
-) -> None:
+def test_an_odd_number_tells_of_no_request(name: str, before: str, after: str) -> None:
     line = next(one for one in LINES[name].read_text("utf-8").splitlines() if before in one)
     assert read_line(line, VEIL) is not None
     assert read_line(line.replace(before, after), VEIL) is None
@@ -163,17 +161,6 @@ def test_a_request_whose_hits_are_no_number_is_one_of_unknown_hits(name: str, hi
     assert right is not None
     row = read_line(re.sub(r'"cached_tokens": \d+', f'"cached_tokens": {hits}', line), VEIL)
     assert row == {name: value for name, value in right.items() if name != "cached_tokens"}
-
-
-@pytest.mark.parametrize("name", LOGS)
-def test_what_was_said_and_who_said_it_is_in_no_row(name: str) -> None:
-    other = rows(name, Veil(b"1" * 32))
-    assert [row["id"] for row in rows(name)] != [row["id"] for row in other]
-    text = json.dumps(rows(name))
-    for word in ("secret", "sess", "req-", "cmpl", "agent", "r-1", "worker", "0x01"):
-        assert f'{word}"' not in text.replace('"session"', "")
-        assert f'"{word}' not in text.replace('"session"', "")
-    assert "5, 6, 7, 8" not in text
 
 
 @pytest.mark.parametrize("name", LINES)

@@ -122,15 +122,10 @@ def test_of_metrics(tmp_path: Path) -> None:
 def test_of_a_proxy(tmp_path: Path) -> None:
     headers = "Authorization Cookie X-Api-Key X-Session-ID X-Forwarded-For User-Agent Referer"
     body = {
-        "model": WORD,
-        "messages": [{"role": "user", "content": f"{WORD} " * 900}],
-        "tools": [{"name": WORD}],
-        "user": WORD,
-        "session_id": WORD,
-        "metadata": {WORD: WORD},
-        "prompt": list(TOKENS),
-        "tokens": 1000,
-    }
+        "model": WORD, "messages": [{"role": "user", "content": f"{WORD} " * 900}],
+        "tools": [{"name": WORD}], "user": WORD, "session_id": WORD, "metadata": {WORD: WORD},
+        "prompt": list(TOKENS), "tokens": 1000,
+    }  # fmt: skip
 
     async def ask(url: str) -> None:
         async with ClientSession(

@@ -42,9 +42,7 @@ def taken(sequence: Sequence, messages: Iterable[Frames]) -> list[Short]:
 
 
 @given(st.permutations(range(12)), st.lists(st.integers(0, 11)))
-def test_swapped_and_repeated_messages_come_out_in_order_and_once(
-    order: list[int], again: list[int]
-) -> None:
+def test_messages_come_out_in_order_and_once(order: list[int], again: list[int]) -> None:
     sent = Server(12).sent
     assert taken(Sequence(), [sent[number] for number in order + again]) == list(range(12))
 
@@ -87,9 +85,7 @@ def test_what_is_missing_is_waited_for_so_long() -> None:
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_message_of_a_time_far_ahead_hides_no_restart(
-    resumed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_far_ahead_hides_no_restart(resumed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsv4kv.record.events._REMEMBERED", 1)
     sequence = Sequence(after=(2, 1e11)) if resumed else Sequence()
     before = [] if resumed else [*Server(2).sent, frames(2, CLEARED, at_s=1e11)]
@@ -105,9 +101,7 @@ def test_of_a_restarted_server_the_first_messages_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("begun_s", "found"), [(0.0, [3, 4, 5]), (100.0, ["restart", *range(6)])])
-def test_a_recording_goes_on_after_its_last_message_if_its_publisher_is_the_same(
-    begun_s: float, found: list[Short]
-) -> None:
+def test_a_recording_goes_on_behind_its_last_message(begun_s: float, found: list[Short]) -> None:
     server = Server(6, begun_s)
     sequence = Sequence(server.again, after=(2, 2.0))
     assert short(sequence.catch_up()) == found

@@ -3,8 +3,7 @@
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,14 @@ from typer.testing import CliRunner
 
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
-from dsv4kv.bench.library import page_digests  # noqa: E402
 from dsv4kv.choices import TRACE_LINES  # noqa: E402
 from dsv4kv.cli import app  # noqa: E402
 from dsv4kv.engines.names import RULES  # noqa: E402
 from dsv4kv.engines.rule import SPECULATIONS  # noqa: E402
 from dsv4kv.errors import ConfigError, TraceError  # noqa: E402
 from dsv4kv.record import Veil, templates  # noqa: E402
+from dsv4kv.record import tokenize as tk  # noqa: E402
 from dsv4kv.record.templates import Tokens, load_template  # noqa: E402
-from dsv4kv.record.tokenize import (  # noqa: E402
-    Counts,
-    Incremental,
-    Job,
-    arrange,
-    read_dialogues,
-    tokenize,
-)
 from dsv4kv.replay.rules import Pool, run_rule  # noqa: E402
 from dsv4kv.traces import read_trace  # noqa: E402
 from dsv4kv.traces.paths import collect_paths  # noqa: E402
@@ -55,11 +46,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<s>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+        vocab_size=400, special_tokens=["<s>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
     made.train_from_iterator([" ".join(WORDS)] * 4, trainer)
     made.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 0)]
@@ -113,16 +102,14 @@ def write(path: Path, rows: Sequence[Any]) -> Path:
 
 def make(data: Path, tokenizer: Path, **options: Any) -> list[Request]:
     """The requests of a data set."""
-    job = Job(tokenizer, options.pop("salt", SALT), block_tokens=options.get("block_tokens", 64))
+    job = tk.Job(tokenizer, SALT, block_tokens=options.get("block_tokens", 64))
     processes = options.pop("processes", 1)
     read = {n: options.pop(n) for n in ("text", "time") if n in options}
-    made = tokenize(read_dialogues(data, **read), job, processes)
-    return list(arrange(made, Counts(), **options))
+    made = tk.tokenize(tk.read_dialogues(data, **read), job, processes)
+    return list(tk.arrange(made, tk.Counts(), **options))
 
 
-def test_a_request_has_the_tokens_of_its_rendered_prompt_and_of_its_answer(
-    tmp_path: Path, model: Path
-) -> None:
+def test_a_request_has_the_tokens_of_prompt_and_answer(tmp_path: Path, model: Path) -> None:
     made = make(write(tmp_path / "data", [as_openai(turns) for turns in talks(9)]), model)
     known = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
     render, veil = load_template(model, None, {}), Veil(SALT)
@@ -155,9 +142,7 @@ def test_a_data_set_is_the_same_in_every_shape(tmp_path: Path, model: Path) -> N
     assert lines == make(array, model) == make(parts, model)
 
 
-def test_prompts_get_the_special_tokens_that_a_completion_gets(
-    tmp_path: Path, model: Path
-) -> None:
+def test_prompts_get_a_completions_special_tokens(tmp_path: Path, model: Path) -> None:
     texts = [say(random.Random(n), 90) for n in range(3)]
     known = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
     plain = tmp_path / "plain.txt"
@@ -179,18 +164,20 @@ def test_processes_make_the_trace_that_one_makes(tmp_path: Path, model: Path) ->
 
 
 ADDED = ["<a>", "<ab>", "b<a", ">c", "<a><a>", "b<a>c", "aba"]
-Split = Callable[[], Any]
-SPLITS: dict[str, Split] = {
-    "bytes": partial(tokenizers.pre_tokenizers.ByteLevel, add_prefix_space=True),
-    "metaspace": partial(tokenizers.pre_tokenizers.Metaspace, prepend_scheme="first"),
-    "words": tokenizers.pre_tokenizers.Whitespace,
+SPLITS: dict[str, Any] = {
+    "bytes": tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True),
+    "metaspace": tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first"),
+    "words": tokenizers.pre_tokenizers.Whitespace(),
 }
+NORMALS: dict[str, Any] = {
+    "lower": tokenizers.normalizers.Lowercase(), "prepend": tokenizers.normalizers.Prepend("▁"),
+}  # fmt: skip
 
 
 @given(
     st.data(),
     st.sampled_from(sorted(SPLITS)),
-    st.sampled_from([None, "lower", "prepend"]),
+    st.sampled_from([None, *NORMALS]),
     st.lists(
         st.tuples(st.sampled_from(ADDED), st.booleans(), st.booleans()), unique_by=lambda a: a[0]
     ),
@@ -199,18 +186,14 @@ def test_a_text_that_goes_on_has_the_tokens_of_the_whole(
     data: st.DataObject, split: str, normal: str | None, added: list[tuple[str, bool, bool]]
 ) -> None:
     made = tokenizers.Tokenizer(tokenizers.models.BPE(*_merges(), unk_token="?"))
-    made.pre_tokenizer = SPLITS[split]()
-    normals = {
-        "lower": tokenizers.normalizers.Lowercase,
-        "prepend": lambda: tokenizers.normalizers.Prepend("▁"),
-    }
+    made.pre_tokenizer = SPLITS[split]
     if normal:
-        made.normalizer = normals[normal]()
+        made.normalizer = NORMALS[normal]
     made.add_tokens([tokenizers.AddedToken(text, normalized=n, rstrip=r) for text, n, r in added])
     pieces = st.sampled_from([*ADDED, "a", "b", "c", " ", "A", "<", ">", "ab ab"])
     texts = st.lists(pieces, max_size=8).map("".join)
     tokens_of = Tokens(made)
-    incremental, before = Incremental(tokens_of.encode, tokens_of.splits()), ""
+    incremental, before = tk.Incremental(tokens_of.encode, tokens_of.splits()), ""
     for _ in range(3):
         kept = before if data.draw(st.booleans()) else before[: data.draw(st.integers(0, 20))]
         text = kept + data.draw(texts)
@@ -244,9 +227,7 @@ def spell(path: Path, prompts: Sequence[Sequence[int]]) -> Path:
 
 
 @pytest.mark.parametrize("number", range(len(chains.read())))
-def test_ids_are_equal_where_vllms_own_hashes_are_and_hit_what_its_cache_hit(
-    number: int, tmp_path: Path, numbers: Path
-) -> None:
+def test_ids_are_equal_where_vllms_hashes_are(number: int, tmp_path: Path, numbers: Path) -> None:
     asked = chains.read()[number]
     block, ahead = asked["block"], asked["look_ahead"]
     grain = 1 if ahead else block  # a block's hash covers tokens behind it: ids must be finer
@@ -264,19 +245,6 @@ def test_ids_are_equal_where_vllms_own_hashes_are_and_hit_what_its_cache_hit(
     assert any(asked["hits"])
 
 
-@pytest.mark.parametrize("page", [1, 16, 64])
-def test_ids_are_equal_where_sglangs_page_digests_are(
-    page: int, tmp_path: Path, numbers: Path
-) -> None:
-    prompts = [
-        prompt for seed in range(9) for prompt in chains.draw_prompts(random.Random(seed), page)
-    ]
-    made = make(spell(tmp_path / "data", prompts), numbers, block_tokens=page)
-    digests = [page_digests(tokens, page) for tokens in prompts]
-    assert pattern([full(request) for request in made]) == pattern(digests)
-    assert list(full(made[0])) == Veil(SALT, page).prompt(prompts[0])
-
-
 def recorded() -> Iterator[tuple[str, Trace]]:
     """A trace of every rule that an engine's own manager answered."""
     for engine in ("vllm", "sglang"):
@@ -285,9 +253,7 @@ def recorded() -> Iterator[tuple[str, Trace]]:
 
 
 @pytest.mark.parametrize(("rule", "trace"), list(recorded()))
-def test_the_trace_of_a_text_hits_what_the_engines_own_managers_hit(
-    rule: str, trace: Trace, tmp_path: Path, numbers: Path
-) -> None:
+def test_a_text_hits_as_in_engines(rule: str, trace: Trace, tmp_path: Path, numbers: Path) -> None:
     spelled = [
         [page * PAGE + place for page in pages for place in range(PAGE)][:tokens]
         for tokens, pages in trace.prompts
@@ -336,9 +302,7 @@ SLOW = "takes more than 0.2 s for one conversation"
 REFUSES = "the chat template refuses it"
 # bounded memory and time; nothing of the messages is told
 REFUSED = [
-    ('{{ "a" * 10**10 }}', REFUSES),
     ('{{ "a".center(10**10) }}', REFUSES),
-    ('{{ "%9999999999d" % 1 }}', REFUSES),
     ("{{ [0] * 10**10 }}", REFUSES),
     (LOOPS, SLOW),
     (SHARED, SLOW),
@@ -347,11 +311,7 @@ REFUSED = [
     (ENDLESS, SLOW),
     ("{{ raise_exception('no roles') }}", f"{REFUSES} (TemplateError in line 1: no roles)"),
     ("\n{{ raise_exception(messages|string) }}", f"{REFUSES} (TemplateError in line 2)"),
-    (
-        "{{ raise_exception('bad: ' ~ messages[0].content[1:9]) }}",
-        f"{REFUSES} (TemplateError in line 1)",
-    ),
-    ("{{ messages[messages[0].content].x }}", f"{REFUSES} (UndefinedError in line 1)"),
+    ("{{ raise_exception(messages[0].content[1:9]) }}", f"{REFUSES} (TemplateError in line 1)"),
     ("{{ {}[messages[0].content] + 1 }}", f"{REFUSES} (UndefinedError in line 1)"),
     (TELLING, f"{REFUSES} (ValueError in line 2)"),
 ]
@@ -377,12 +337,10 @@ def test_a_template_is_refused_in_its_own_words(
     "template",
     [
         f"{{{{ {'(' * 20_000}1{')' * 20_000} }}}}",
-        "{% for i in [1] %}" * 60 + "{% endfor %}" * 60,
-        f"{{{{ {'9' * 100_000} }}}}",
-        "{{ 9**(9**9) }}",
-        f"{{% {'x' * 100_000} %}}",
+        "{% for i in [1] %}" * 60 + "{% endfor %}" * 60, f"{{{{ {'9' * 100_000} }}}}",
+        "{{ 9**(9**9) }}", f"{{% {'x' * 100_000} %}}",
     ],
-)
+)  # fmt: skip
 def test_a_template_that_cannot_be_compiled_is_broken(
     tmp_path: Path, template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,8 +350,6 @@ def test_a_template_that_cannot_be_compiled_is_broken(
 
 
 GROWS = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-
-
 SEEKS = {"type": "Replace", "pattern": {"Regex": "a*a*[bd]"}, "content": "c"}
 
 
@@ -407,12 +363,9 @@ SEEKS = {"type": "Replace", "pattern": {"Regex": "a*a*[bd]"}, "content": "c"}
     ids=["grows again and again", "grows at once", "seeks"],
 )
 def test_a_tokenizer_takes_no_more_than_it_may(
-    tmp_path: Path,
-    model: Path,
-    normalizer: dict[str, Any],
-    too_much: str,
+    tmp_path: Path, model: Path, normalizer: dict[str, Any], too_much: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.setattr(templates, "RENDER_BYTES", 2**26)
     monkeypatch.setattr(templates, "RENDER_S", 1.0)
     made = json.loads((model / "tokenizer.json").read_text())
@@ -432,9 +385,7 @@ def encode_messages(messages, thinking_mode, drop_thinking=True):
 """
 
 
-def test_an_encoder_in_python_is_a_template_once_it_is_told_whether_to_think(
-    tmp_path: Path,
-) -> None:
+def test_an_encoder_is_a_template_once_told_to_think(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="thinking as vLLM or chat as SGLang"):
         rendering(tmp_path, ENCODER, "encoding_dsv4.py")
     render = rendering(tmp_path, ENCODER, "encoding_dsv4.py", thinking_mode="chat")
@@ -443,9 +394,7 @@ def test_an_encoder_in_python_is_a_template_once_it_is_told_whether_to_think(
     assert render(messages, [{}], {"thinking_mode": "x"}) == "x[system+][user]hi"
 
 
-def test_conversations_arrive_at_the_rate_and_their_turns_after_each_other(
-    tmp_path: Path, model: Path
-) -> None:
+def test_conversations_arrive_at_the_rate_in_turns(tmp_path: Path, model: Path) -> None:
     rows = [as_openai([("user", "a"), ("assistant", "b")] * 2)] * 400
     data = write(tmp_path / "data", rows)
     made = make(data, model, rate=5.0, gap_s=3.0, seed=1)
@@ -489,10 +438,7 @@ def run(*arguments: object) -> tuple[int, str]:
 GOOD = json.dumps(as_openai([("user", "hi")]))
 ANSWERED = {"role": "assistant", "content": "a"}
 ODD = {
-    "a text too long": (
-        json.dumps({"prompt": "a" * (2**24 + 1)}),
-        "than the 16,777,216 that",
-    ),
+    "a text too long": (json.dumps({"prompt": "a" * (2**24 + 1)}), "than the 16,777,216 that"),
     "broken JSON": (f"{GOOD}\n{{oops", ":2: broken JSON"),
     "nothing": ('{"a": 1}', ":1: none of messages, conversations, conversation, prompt, text"),
     "unknown role": (
@@ -555,10 +501,9 @@ TOKENIZERS: dict[str, dict[str, Any]] = {
     "panicking": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
 }  # fmt: skip
 JINJA = {
-    "bad.jinja": "{% if %}",
-    "refusing.jinja": "{{ raise_exception('not today') }}",
+    "bad.jinja": "{% if %}", "refusing.jinja": "{{ raise_exception('not today') }}",
     "plain.jinja": "a{{ messages[0].content }}" + "a" * 40 + "!",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -580,14 +525,9 @@ JINJA = {
     ],
 )
 def test_what_is_no_tokenizer_and_no_template_is_said(
-    tokenizer: str,
-    words: str,
-    code: int,
-    sentence: str,
-    tmp_path: Path,
-    model: Path,
+    tokenizer: str, words: str, code: int, sentence: str, tmp_path: Path, model: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     Path("data").write_text(GOOD)
     for name, text in JINJA.items():

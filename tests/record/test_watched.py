@@ -55,9 +55,7 @@ def test_every_record_is_read_once_also_over_files_and_half_lines(tmp_path: Path
         assert "1 damaged row skipped" in done.stdout
 
 
-def test_of_many_groups_the_largest_are_shown_and_rows_are_kept_without_their_ids(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_largest_groups_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of = {"size": 16, "chain": False, "parent": None}
     with Recording(tmp_path / "server", clock=lambda: BEGUN_S) as recording:
         events = [{"stored": list(range(g + 1)), "group": g, **of} for g in range(100)]
@@ -73,9 +71,7 @@ def test_of_many_groups_the_largest_are_shown_and_rows_are_kept_without_their_id
 
 
 @pytest.mark.parametrize("family", BLOCKS)
-def test_hits_are_those_that_the_server_told_in_the_last_minutes(
-    family: str, tmp_path: Path
-) -> None:
+def test_hits_are_those_told_in_the_last_minutes(family: str, tmp_path: Path) -> None:
     scene = Scene(family)
     folder = record(tmp_path / "server", scene)
     whole, late = watched(folder).glance(), watched(folder, 60.0).glance()
@@ -143,9 +139,7 @@ def drawn(glance: Glance) -> str:
     return file.getvalue()
 
 
-def test_a_long_recording_does_not_outlast_the_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recording_outlasts_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Recording(tmp_path / "server").__exit__()
     endless = repeat(("requests", {"source": "proxy:0", "at": 1.0}))
     monkeypatch.setattr(Follower, "read", lambda _: endless)

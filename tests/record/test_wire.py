@@ -62,7 +62,6 @@ def test_batches_of_either_engine_and_any_age_are_the_same_events(name: str) -> 
 @pytest.mark.parametrize(
     ("more", "is_chain"),
     [
-        ({}, True),
         ({"kv_cache_spec_kind": "mla_attention"}, True),
         ({"kv_cache_spec_kind": "sliding_window_mla"}, False),
         ({"kv_cache_spec_kind": "mamba"}, False),
@@ -76,9 +75,7 @@ def test_groups_of_windows_and_states_are_no_chains(more: dict[str, Any], is_cha
     assert event.is_chain == is_chain
 
 
-def test_an_offloaded_block_without_tokens_says_where_it_is_and_leaves_its_batch_readable() -> (
-    None
-):
+def test_an_offloaded_block_without_tokens_leaves_its_batch_readable() -> None:
     """As vLLM's offloading connector announces blocks unless it describes them (vllm#43468)."""
     offloaded = stored([1], None, [], 0, medium="CPU")
     gpu, cpu = batch(stored([1, 2], None, TOKENS, 16), offloaded).events
@@ -96,23 +93,15 @@ for _ in range(900):
 @pytest.mark.parametrize(
     "event",
     [
-        {"type": "BlockStored"},
-        {"block_hashes": [1]},
-        stored([1.5], None, TOKENS, 16),
-        stored([1], None, ["one"], 16),
-        stored([1], None, [[]] * 16, 16),
-        stored([1], None, [*TOKENS[1:], 2**63], 16),
-        stored([1], None, [*TOKENS[1:], -1], 16),
-        stored([1], None, [*TOKENS[1:], True], 16),
-        stored([1], None, TOKENS, 0),
-        stored([1], None, TOKENS, 32, group_idx=2**10),
-        removed(1, group_idx=2**10),
+        {"type": "BlockStored"}, {"block_hashes": [1]}, stored([1.5], None, TOKENS, 16),
+        stored([1], None, ["one"], 16), stored([1], None, [[]] * 16, 16),
+        stored([1], None, [*TOKENS[1:], 2**63], 16), stored([1], None, [*TOKENS[1:], -1], 16),
+        stored([1], None, [*TOKENS[1:], True], 16), stored([1], None, TOKENS, 0),
+        stored([1], None, TOKENS, 32, group_idx=2**10), removed(1, group_idx=2**10),
         stored([1, 2], None, TOKENS, 16, extra_keys=[["a"]]),
-        stored([1], None, TOKENS, 16, extra_keys=[NESTED]),
-        [],
-        7,
+        stored([1], None, TOKENS, 16, extra_keys=[NESTED]), [], 7,
     ],
-)
+)  # fmt: skip
 def test_an_event_without_what_it_needs_makes_the_batch_unreadable(event: Any) -> None:
     with pytest.raises(Unreadable):
         batch(event)
@@ -128,9 +117,7 @@ ODD = st.recursive(
 
 
 @given(st.sampled_from(sorted(stored([1], None, TOKENS, 16))), ODD, st.booleans(), ODD)
-def test_any_value_of_a_field_is_read_or_makes_the_batch_unreadable(
-    field: str, odd: Any, listed: bool, at_s: Any
-) -> None:
+def test_any_value_is_read_or_unreadable(field: str, odd: Any, listed: bool, at_s: Any) -> None:
     event = stored([1], None, TOKENS, 16) | {field: [odd] if listed else odd}
     for payload in ([1.5, [event], 0], [at_s, [event], odd], odd):
         with suppress(Unreadable):
@@ -160,8 +147,6 @@ def test_any_bytes_are_a_batch_or_unreadable(payload: bytes) -> None:
         msgspec.msgpack.encode([1.5, [stored([1, 2], None, TOKENS, 16, lora_name="x" * 9_000)]]),
     ],
 )
-def test_a_payload_that_is_cut_of_no_time_or_costs_much_more_than_its_bytes_is_unreadable(
-    payload: bytes,
-) -> None:
+def test_a_payload_that_is_cut_or_costly_is_unreadable(payload: bytes) -> None:
     with pytest.raises(Unreadable):
         unpack(payload)

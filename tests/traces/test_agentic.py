@@ -51,9 +51,7 @@ def test_conversations_of_a_folder_start_one_after_the_other_by_name(tmp_path: P
 
 
 @pytest.mark.parametrize("scope", ["local", "global"])
-def test_ids_of_two_conversations_are_the_same_blocks_if_they_are_global(
-    scope: str, tmp_path: Path
-) -> None:
+def test_only_global_ids_are_the_same_blocks_anywhere(scope: str, tmp_path: Path) -> None:
     one, other = (conversation(turn(0, [1, 2]), scope=scope) for _ in range(2))
     first, second = read_trace(write(tmp_path, a=one, b=other))
     shared = set(first.prefix_hashes) & set(second.prefix_hashes)
@@ -70,15 +68,13 @@ DEFECTS = {
     "a last id": (conversation(turn(0, [2**63 - 1])), "hash_ids go from 9223372036854775807"),
     "unknown scope": (conversation(turn(0, [1]), scope="both"), "hash_id_scope is 'both'"),
     "no time": (
-        conversation({"type": "n", "in": 4, "out": 1, "hash_ids": [1]}),
-        r"requests\[0\]: t is missing",
+        conversation({"type": "n", "in": 4, "out": 1, "hash_ids": [1]}), "0.: t is missing",
     ),
     "no list": (conversation() | {"requests": 3}, "requests is no list"),
     "agent without requests": (
-        conversation(turn(0, [1]), {"t": 0.0, "type": "subagent"}),
-        r"a\.json:1: requests\[1\]\.requests is missing|requests is missing",
+        conversation(turn(0, [1]), {"t": 0.0, "type": "subagent"}), "requests is missing",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
@@ -91,9 +87,7 @@ def test_a_defect_names_the_file_and_the_request(defect: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("said", "known"), [(2, 2.0), (0.5, 0.5), (-1, None), (10**400, None), (True, None)]
 )
-def test_seconds_of_an_answer_are_known_where_they_can_be(
-    said: object, known: float | None, tmp_path: Path
-) -> None:
+def test_seconds_of_an_answer_are_known(said: object, known: float | None, tmp_path: Path) -> None:
     folder = write(tmp_path, a=conversation(turn(0, [1], api_time=said)))
     assert [request.answer_s for request in read_trace(folder)] == [known]
 

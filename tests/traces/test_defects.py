@@ -60,8 +60,7 @@ DEFECTS = [
     (blocks(8, prefix_hashes=[1, 2]), 1, "has 2 ids, expected 1: one per 8 of 8 tokens"),
     (blocks(0), 1, "hash_block_tokens is 0, expected a whole number of tokens from 1"),
     (
-        blocks(8, prefix_hashes=[1]) + blocks(16, prefix_hashes=[1]),
-        2,
+        blocks(8, prefix_hashes=[1]) + blocks(16, prefix_hashes=[1]), 2,
         "hash_block_tokens is 16, earlier lines have 8",
     ),
     (blocks(8, prefix_hashes=["a"]), 1, "prefix_hashes is ['a'], expected a list of whole"),
@@ -83,17 +82,14 @@ DEFECTS = [
     (blocks(4, prefix_runs=[2**64 - 1, 2]), 1, "prefix_runs has 18446744073709551616, expected"),
     (blocks(2, prefix_runs=[2**63 - 2, 4]), 1, "prefix_runs has 9223372036854775807"),
     (
-        lines(MOONCAKE | {"timestamp": 5000}, MOONCAKE),
-        2,
+        lines(MOONCAKE | {"timestamp": 5000}, MOONCAKE), 2,
         "the request arrives at 0.000 s, the one before it at 5.000 s: the clock runs backwards",
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "line", "sentence"), DEFECTS, ids=lambda value: str(value)[:40])
-def test_a_defect_names_file_and_line_and_what_is_expected(
-    text: str, line: int, sentence: str, tmp_path: Path
-) -> None:
+def test_a_defect_names_file_and_line(text: str, line: int, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(TraceError, match=re.escape(sentence)) as caught:
@@ -133,15 +129,11 @@ def test_millions_of_lists_do_not_fill_the_memory(begin: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("begin", "piece", "line"),
     [
-        (b"", b" " * 2**20, 1),
-        (b"[", b" " * 2**20, 1),
-        (b"", b" " * (2**20 - 1) + b"\n", 65),
+        (b"[", b" " * 2**20, 1), (b"", b" " * (2**20 - 1) + b"\n", 65),
         (b"", b"\n" * 2**20, 2**20 + 1),
     ],
-)
-def test_blanks_without_end_are_not_read_for_ever(
-    begin: bytes, piece: bytes, line: int, tmp_path: Path
-) -> None:
+)  # fmt: skip
+def test_endless_blanks_are_refused(begin: bytes, piece: bytes, line: int, tmp_path: Path) -> None:
     path = tmp_path / "trace"
     with path.open("wb") as file:
         file.write(begin)
@@ -184,10 +176,7 @@ def test_a_pipe_in_a_folder_of_conversations_is_refused(tmp_path: Path) -> None:
         list(read_trace(tmp_path))
 
 
-@given(
-    st.binary(max_size=300),
-    st.sampled_from(["auto", *FORMATS]),
-)
+@given(st.binary(max_size=300), st.sampled_from(["auto", *FORMATS]))
 def test_no_bytes_whatsoever_get_past_as_another_error(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str
 ) -> None:

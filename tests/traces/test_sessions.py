@@ -55,9 +55,7 @@ DELTAS: dict[str, tuple[list[dict[str, object]], list[tuple[float, int, tuple[in
 
 
 @pytest.mark.parametrize("name", DELTAS)
-def test_turns_say_what_is_new_and_are_known_by_a_line_without_a_time(
-    name: str, tmp_path: Path
-) -> None:
+def test_turns_are_known_by_a_line_without_a_time(name: str, tmp_path: Path) -> None:
     records, expected = DELTAS[name]
     path = write(tmp_path, *records)
     is_delta = any("delay" in each for each in records)
@@ -86,9 +84,7 @@ def test_a_defective_turn_names_file_and_line(
         list(read_trace(write(tmp_path, *records), "mooncake-delta"))
 
 
-def test_prompts_that_grow_turn_by_turn_are_held_up_to_a_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_growing_prompts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session of 20,000 turns in 1.3 MB has 200 million ids."""
     turns = [turn("a", 512, [number], timestamp=number) for number in range(5)]
     path = write(tmp_path, *turns)
@@ -104,9 +100,7 @@ NAMES = TimedFields("at", "prompt", "answer", "blocks")
 
 
 @pytest.mark.parametrize(("unit", "seconds"), [("s", 2500), ("ms", 2.5), ("us", 2.5e-3)])
-def test_a_timed_trace_has_the_names_unit_and_size_it_is_told(
-    unit: str, seconds: float, tmp_path: Path
-) -> None:
+def test_a_timed_trace_is_read_as_told(unit: str, seconds: float, tmp_path: Path) -> None:
     options = ReadOptions(NAMES, unit, id_tokens=50)
     assert list(read_trace(write(tmp_path, TIMED), "timed", options)) == [
         Request(seconds, 100, 3, (7, 8), 50)

@@ -29,9 +29,7 @@ def test_a_name_no_file_can_have_is_refused_as_a_sentence(name: str) -> None:
         resolve_trace(name)
 
 
-def test_what_has_no_line_is_refused_before_its_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_no_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hashlib.file_digest", None)
     with (tmp_path / "sparse.jsonl").open("wb") as file:
         file.truncate(2**34)

@@ -40,9 +40,7 @@ def prompts() -> st.SearchStrategy[list[tuple[int, ...]]]:
 
 
 @given(prompts())
-def test_hits_are_the_leading_blocks_some_earlier_prompt_began_with(
-    trace: list[tuple[int, ...]],
-) -> None:
+def test_hits_are_the_leading_blocks_of_earlier_ones(trace: list[tuple[int, ...]]) -> None:
     hits = 0
     for index, prompt in enumerate(trace):
         cached = {earlier[:end] for earlier in trace[:index] for end in range(1, 6)}
@@ -85,9 +83,7 @@ def trees(draw: st.DrawFn) -> list[list[int]]:
 
 @examples(200)
 @given(trees(), BATCHES, st.booleans())
-def test_different_ids_are_counted_in_batches_of_any_size(
-    prompts: list[list[int]], batch: int, runs: bool
-) -> None:
+def test_ids_are_counted_in_any_batches(prompts: list[list[int]], batch: int, runs: bool) -> None:
     histories = read(prompts, batch, runs)
     assert histories.check(str) == len({id_ for ids in prompts for id_ in ids})
     assert histories.references == sum(map(len, prompts))
@@ -95,9 +91,7 @@ def test_different_ids_are_counted_in_batches_of_any_size(
 
 @examples(250)
 @given(SMALL, BATCHES)
-def test_a_trace_is_refused_where_an_id_has_two_parents(
-    prompts: list[list[int]], batch: int
-) -> None:
+def test_an_id_of_two_parents_is_refused(prompts: list[list[int]], batch: int) -> None:
     parents: dict[int, set[int | None]] = {}
     for ids in prompts:
         for before, id_ in zip([None, *ids], ids, strict=False):

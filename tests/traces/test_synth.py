@@ -16,15 +16,12 @@ from dsv4kv.traces import resolve_trace, write_trace
 from dsv4kv.traces.synth import CONVERSATIONS, SEED, chat_trace, synthesize
 
 SMALL = st.builds(
-    Synthetic,
-    requests=st.integers(1, 12),
+    Synthetic, requests=st.integers(1, 12),
     input=st.builds(Lengths, kind=st.just("uniform"), low=st.just(1), high=st.integers(1, 40)),
-    output=st.just(Lengths(kind="fixed", mean=1)),
-    prefix_branches=st.integers(0, 3),
-    prefix_depth=st.integers(1, 3),
-    prefix_tokens=st.integers(1, 12),
+    output=st.just(Lengths(kind="fixed", mean=1)), prefix_branches=st.integers(0, 3),
+    prefix_depth=st.integers(1, 3), prefix_tokens=st.integers(1, 12),
     hash_block_tokens=st.integers(1, 9),
-)
+)  # fmt: skip
 
 
 def token_texts(settings: Synthetic, seed: int) -> list[list[tuple[object, ...]]]:
@@ -46,9 +43,7 @@ def token_texts(settings: Synthetic, seed: int) -> list[list[tuple[object, ...]]
 
 
 @given(SMALL, st.integers(0, 1000))
-def test_ids_are_equal_exactly_where_a_block_and_its_history_are(
-    settings: Synthetic, seed: int
-) -> None:
+def test_ids_are_equal_where_block_and_history_are(settings: Synthetic, seed: int) -> None:
     ids: dict[tuple[object, ...], int] = {}
     size = settings.hash_block_tokens
     for request, text in zip(synthesize(settings, seed), token_texts(settings, seed), strict=True):

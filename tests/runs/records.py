@@ -9,12 +9,9 @@ from dsv4kv.config.bench import BenchConfig
 from dsv4kv.runs import schema as sc
 
 H200 = sc.GpuFacts(
-    name="NVIDIA H200",
-    capability="9.0",
-    multiprocessors=132,
-    memory_bytes=143771 * 2**20,
+    name="NVIDIA H200", capability="9.0", multiprocessors=132, memory_bytes=143771 * 2**20,
     l2_bytes=50 * 2**20,
-)
+)  # fmt: skip
 
 
 def make_operation(
@@ -55,14 +52,8 @@ def make_pool(
     """A pool allocated as predicted."""
     size = layers * units * unit_bytes
     facts = {"predicted_bytes": size, "allocated_bytes": size} | changes
-    return sc.Pool(
-        name=name,
-        layer_type=layer_type,
-        layers=layers,
-        units=units,
-        unit_bytes=unit_bytes,
-        **facts,
-    )
+    where: dict[str, Any] = {"name": name, "layer_type": layer_type, "layers": layers}
+    return sc.Pool(**where, units=units, unit_bytes=unit_bytes, **facts)
 
 
 def make_pools() -> list[sc.Pool]:
@@ -71,9 +62,7 @@ def make_pools() -> list[sc.Pool]:
         make_pool("main", "csa", 2, 256, 19_008),
         make_pool("main", "hca", 2, 256, 1_152),
         make_pool("indexer", "csa", 2, 256, 2_176),
-        make_pool("window", "swa", 2, 8, 74_880),
-        make_pool("window", "csa", 2, 8, 74_880),
-        make_pool("window", "hca", 2, 8, 74_880),
+        *(make_pool("window", layer_type, 2, 8, 74_880) for layer_type in ("swa", "csa", "hca")),
         make_pool("state", "csa", 2, 8, 81_920),
         make_pool("state", "hca", 2, 8, 524_288),
         make_pool("tables", "all", 1, 8, 1_024),
@@ -83,40 +72,22 @@ def make_pools() -> list[sc.Pool]:
 def make_cache(**changes: Any) -> sc.CacheSummary:
     """The cache of ``make_pools``."""
     facts: dict[str, Any] = {
-        "model": "v4-flash",
-        "layers": {"swa": 2, "csa": 2, "hca": 2},
-        "total_layers": 43,
-        "block_tokens": 128,
-        "sharing": "model",
+        "model": "v4-flash", "layers": {"swa": 2, "csa": 2, "hca": 2}, "total_layers": 43,
+        "block_tokens": 128, "sharing": "model", "state": "ring", "num_blocks": 256,
         "formats": {"main": "fp8_ds_mla", "window": "fp8_ds_mla", "indexer": "mxfp4"},
-        "state": "ring",
-        "num_blocks": 256,
-        "total_blocks": 256,
-        "num_slots": 8,
-        "max_context_tokens": 32_768,
-        "bytes_per_token": 335.125,
-        "bytes_per_request": 1_661_696,
-        "pools": make_pools(),
-    }
+        "total_blocks": 256, "num_slots": 8, "max_context_tokens": 32_768,
+        "bytes_per_token": 335.125, "bytes_per_request": 1_661_696, "pools": make_pools(),
+    }  # fmt: skip
     return sc.CacheSummary(**facts | changes)
 
 
 def make_totals(**changes: Any) -> sc.Totals:
     """A run of 400 steps without trouble."""
     facts = {
-        "requests": 64,
-        "rejected": 0,
-        "input_tokens": 61_440,
-        "output_tokens": 8_192,
-        "drafted_tokens": 0,
-        "rolled_back_tokens": 0,
-        "steps": 405,
-        "wall_ns": 3_412_000_000,
-        "peak_blocks": 87,
-        "peak_rounding_bytes": 312_000,
-        "peak_requests": 8,
-        "blocks_left": 0,
-    }
+        "requests": 64, "rejected": 0, "input_tokens": 61_440, "output_tokens": 8_192,
+        "drafted_tokens": 0, "rolled_back_tokens": 0, "steps": 405, "wall_ns": 3_412_000_000,
+        "peak_blocks": 87, "peak_rounding_bytes": 312_000, "peak_requests": 8, "blocks_left": 0,
+    }  # fmt: skip
     return sc.Totals(**facts | changes)
 
 
@@ -187,26 +158,14 @@ def make_sweep_cases() -> list[sc.Case]:
 
 def make_environment(**changes: Any) -> sc.Environment:
     """A machine with everything known but a GPU."""
+    versions = {"dsv4kv": "0.1.0", "torch": "2.13.0+cpu", "numpy": "2.4.6"}
     facts: dict[str, Any] = {
-        "hostname_sha256": "0" * 64,
-        "platform": "Linux-6.8.0-x86_64-with-glibc2.39",
-        "python": "3.12.4",
-        "cpu": "AMD EPYC 9554",
-        "cpu_count": 2,
-        "memory_bytes": 24 * 2**30,
-        "load_1min": 0.31,
-        "governor": None,
-        "versions": {
-            "dsv4kv": "0.1.0",
-            "torch": "2.13.0+cpu",
-            "numpy": "2.4.6",
-            "cuda": None,
-            "driver": None,
-        },
-        "variables": {"OMP_NUM_THREADS": "1"},
+        "hostname_sha256": "0" * 64, "platform": "Linux-6.8.0-x86_64-with-glibc2.39",
+        "python": "3.12.4", "cpu": "AMD EPYC 9554", "cpu_count": 2, "memory_bytes": 24 * 2**30,
+        "load_1min": 0.31, "governor": None, "versions": versions | {"cuda": None, "driver": None},
+        "variables": {"OMP_NUM_THREADS": "1"}, "git_dirty": True,
         "git_sha": "0123456789abcdef0123456789abcdef01234567",
-        "git_dirty": True,
-    }
+    }  # fmt: skip
     return sc.Environment(**facts | changes)
 
 
@@ -215,18 +174,12 @@ def make_record(*cases: sc.Case, **changes: Any) -> sc.RunRecord:
     told = list(cases) or [make_case()]
     found = {case.status for case in told}
     facts: dict[str, Any] = {
-        "run_id": "20261121T041903Z-default-3fa9c1",
-        "started_utc": "2026-11-21T04:19:03Z",
-        "ended_utc": "2026-11-21T04:19:09Z",
+        "run_id": "20261121T041903Z-default-3fa9c1", "started_utc": "2026-11-21T04:19:03Z",
+        "ended_utc": "2026-11-21T04:19:09Z", "argv": ["dsv4kv", "bench"],
         "status": next(s for s in ("failed", "incomplete", "complete") if s in found),
-        "argv": ["dsv4kv", "bench"],
         "reproduce": "dsv4kv bench configs/bench/default.yaml --set measure.seed=0",
-        "config_source": "configs/bench/default.yaml",
-        "config_sha256": "1" * 64,
-        "trace_source": "builtin:chat",
-        "trace_sha256": "2" * 64,
-        "seed": 0,
-        "environment": make_environment(),
-        "cases": told,
-    }
+        "config_source": "configs/bench/default.yaml", "config_sha256": "1" * 64,
+        "trace_source": "builtin:chat", "trace_sha256": "2" * 64, "seed": 0,
+        "environment": make_environment(), "cases": told,
+    }  # fmt: skip
     return sc.RunRecord(**facts | changes)

@@ -14,29 +14,20 @@ def make_window(index: int, **changes: Any) -> tm.MeasuredWindow:
     """The window of that number, cold and of an operation."""
     started_ns = PERIOD_NS * index + 150_000_000
     facts: dict[str, Any] = {
-        "name": f"gather_{index}",
-        "layer_type": "csa",
-        "temperature": "cold",
-        "started_ns": started_ns,
-        "ended_ns": started_ns + WINDOW_NS,
-        "converged": True,
-    }
+        "name": f"gather_{index}", "layer_type": "csa", "temperature": "cold",
+        "started_ns": started_ns, "ended_ns": started_ns + WINDOW_NS, "converged": True,
+    }  # fmt: skip
     return tm.MeasuredWindow(**facts | changes)
 
 
 def make_gpu_samples(windows: int, **columns: Any) -> tm.GpuSamples:
     """Polls through so many windows; columns are lists, or functions of the nanoseconds."""
     at_ns = list(range(0, PERIOD_NS * windows + 100_000_000, INTERVAL_NS))
-    steady: dict[str, Any] = {
-        "sm_clock_mhz": lambda _: 1_980,
-        "memory_clock_mhz": lambda _: 3_201,
-        "reasons": lambda _: 0,
-        "power_mw": lambda _: 512_000,
-        "temperature_c": lambda _: 61,
-    }
-    told = {
+    steady = {"sm_clock_mhz": 1_980, "memory_clock_mhz": 3_201, "power_mw": 512_000}
+    steady |= {"reasons": 0, "temperature_c": 61}
+    told = {name: [value] * len(at_ns) for name, value in steady.items()} | {
         name: [column(at) for at in at_ns] if callable(column) else column
-        for name, column in (steady | columns).items()
+        for name, column in columns.items()
     }
     return tm.GpuSamples(at_ns=at_ns, **told)
 
@@ -50,10 +41,7 @@ def make_telemetry(count: int = 3, **changes: Any) -> tm.Telemetry:
         "gpu_samples": make_gpu_samples(count),
         "gpu_checks": tm.GpuChecks(at_ns=at_ns, other_processes=[0] * len(at_ns)),
         "host_samples": tm.HostSamples(
-            at_ns=at_ns,
-            cpu_mhz=[3_700] * len(at_ns),
-            machine_busy_ns=at_ns,
-            own_cpu_ns=at_ns,
+            at_ns=at_ns, cpu_mhz=[3_700] * len(at_ns), machine_busy_ns=at_ns, own_cpu_ns=at_ns
         ),
         "absent": {},
     }

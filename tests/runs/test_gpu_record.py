@@ -12,14 +12,10 @@ GIB = 1 << 30
 
 def make_gather(temperature: Any, microseconds: int) -> Operation:
     return Operation(
-        name="gather_topk",
-        layer_type="csa",
-        samples_ns=[1000 * microseconds] * 8,
-        entries=[65_536] * 8,
-        bytes=[100_000_000] * 8,
-        temperature=temperature,
+        name="gather_topk", layer_type="csa", samples_ns=[1000 * microseconds] * 8,
+        entries=[65_536] * 8, bytes=[100_000_000] * 8, temperature=temperature,
         distinct_bytes=3_000_000_000 if temperature == "cold" else 100_000_000,
-    )
+    )  # fmt: skip
 
 
 def make_gpu_case(**changes: Any) -> Case:

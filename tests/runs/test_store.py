@@ -48,9 +48,7 @@ def test_a_saved_record_loads_equal(tmp_path: Path, cases: list[Any]) -> None:
     assert store.load_record(saved.path) == record
 
 
-def test_of_a_record_of_version_1_the_fields_that_were_dropped_are_passed_over(
-    tmp_path: Path,
-) -> None:
+def test_fields_of_version_1_that_were_dropped_are_passed_over(tmp_path: Path) -> None:
     record = make_record()
     document = json.loads(store.dumps(record)) | {"schema_version": 1}
     document["cases"][0]["totals"] |= {"resumed_requests": 3, "read_ns": 7}
@@ -61,9 +59,7 @@ def test_of_a_record_of_version_1_the_fields_that_were_dropped_are_passed_over(
         store.load_record(sealed(tmp_path / "2.json", document))
 
 
-def test_a_folder_that_cannot_be_made_falls_back_to_the_temporary_folder(
-    tmp_path: Path, fallback: Path
-) -> None:
+def test_a_folder_that_cannot_be_made_falls_back(tmp_path: Path, fallback: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     saved = store.save_record(make_record(), tmp_path / "file" / "results")
     assert saved.path.parent == fallback
@@ -159,9 +155,7 @@ CHANGED = f" was changed after it was written: its {store.DIGEST} does not match
     ],
     ids=["absent", "cut", "bytes", "NaN", "deep", "digits", "large", "7", "1e999", "unsealed"],
 )
-def test_a_file_that_is_not_as_it_was_written_is_refused_with_the_reason(
-    content: bytes | None, reason: str, tmp_path: Path
-) -> None:
+def test_a_changed_file_is_refused(content: bytes | None, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     if content is not None:
         path.write_bytes(content)
@@ -196,9 +190,7 @@ CASE = json.loads(WHOLE)["cases"][0]
     ],
     ids=str,
 )  # fmt: skip
-def test_values_that_make_no_record_are_refused_with_their_place(
-    tmp_path: Path, changes: dict[str, Any], reason: str
-) -> None:
+def test_odd_values_are_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     assert re.search(reason, refusal(edited(tmp_path / "run.json", **changes)))
 
 
@@ -208,28 +200,15 @@ def test_a_record_cut_anywhere_is_refused(length: int) -> None:
         store.loads(WHOLE[:length], "run.json")
 
 
-# ---- a folder of records ---
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [
-        ("[]", "is JSON but not a run record: it has no schema_version."),
-        ('{"schema_version": 1}', "is not a run record"),
-        ('{"schema_version": 1, "cases": 3}', "is not a run record"),
-        ("{", "not JSON"),
-    ],
+    [("[]", "is JSON but not a run record: it has no schema_version."), ("{", "not JSON")],
 )
-def test_a_file_that_is_no_record_is_listed_with_the_reason(
-    tmp_path: Path, text: str, reason: str
-) -> None:
+def test_a_file_that_is_no_record_is_listed(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "notes.json").write_text(text)
     (entry,) = store.list_entries(tmp_path)
     assert entry.summary is None
     assert reason in str(entry.problem)
-
-
-# ---- names of runs, and records of before
 
 
 MOMENT = datetime(2026, 11, 21, 4, 19, 3, tzinfo=UTC)

@@ -29,14 +29,9 @@ def test_a_machine_that_does_nothing_else_limits_no_row() -> None:
     (state, *others) = states(tl.make_telemetry())
     assert not any(each.is_limited for each in [state, *others])
     assert state == WindowState(
-        sm_clock_mhz=(1_980, 1_980),
-        memory_clock_mhz=(3_201, 3_201),
-        power_w=512.0,
-        temperature_c=61,
-        other_processes=0,
-        cpu_mhz=(3_700, 3_700),
-        other_cpus=0.0,
-    )
+        sm_clock_mhz=(1_980, 1_980), memory_clock_mhz=(3_201, 3_201), power_w=512.0,
+        temperature_c=61, other_processes=0, cpu_mhz=(3_700, 3_700), other_cpus=0.0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("bit", "name"), REASONS.items())
@@ -75,13 +70,8 @@ def test_holes_in_a_column_do_no_harm(data: st.DataObject) -> None:
         return [value if data.draw(st.booleans()) else None for value in column]
 
     whole = tl.make_gpu_samples(1)
-    samples = whole.model_copy(
-        update={
-            name: holes(column)
-            for name, column in whole.model_dump(exclude={"at_ns"}).items()
-            if column is not None
-        }
-    )
+    columns = whole.model_dump(exclude={"at_ns"}, exclude_none=True)
+    samples = whole.model_copy(update={name: holes(each) for name, each in columns.items()})
     (state,) = states(tl.make_telemetry(1, gpu_samples=samples))
     assert not state.is_limited
     assert state.sm_clock_mhz in (None, (1_980, 1_980))

@@ -55,13 +55,11 @@ def test_a_configuration_is_refused_with_its_sentences(
 
 
 BEYOND_SENSE = """
-cost.gpus=1000000
-fleet.transfer.gbps=1e-308 fleet.transfer.setup_ms=1e308 fleet.transfer.descriptor_us=1e308
-fleet.slo.ttft_ms=1e308 fleet.gpu_hour_price=1e308
+cost.gpus=1000000 fleet.transfer.gbps=1e-308 fleet.transfer.setup_ms=1e308
+fleet.transfer.descriptor_us=1e308 fleet.slo.ttft_ms=1e308 fleet.gpu_hour_price=1e308
 tiers.host.ratio=1e308 tiers.disk.write_gbps=1e-308 tiers.remote.latency_us=1e308
-workload.speed=1e-308 workload.synthetic.requests=100000000
-workload.synthetic.input.sigma=1e308 workload.synthetic.arrival_rate=1e-308
-workload.synthetic.prefix_depth=100000000 workload.synthetic.prefix_branches=100000000
+workload.speed=1e-308 workload.synthetic.requests=100000000 workload.synthetic.input.sigma=1e308
+workload.synthetic.arrival_rate=1e-308 workload.synthetic.prefix_depth=100000000
 """
 
 

@@ -14,17 +14,7 @@ from dsv4kv.ops.storage import Compressor, PageStore
 
 @dataclass
 class Request:
-    """One request in slot 0 of a state; entry j goes to physical entry j of the store.
-
-    Attributes:
-        compressor: Parameters.
-        state: float32[1, …], ring or online.
-        store: Where entries go.
-        kv: Inputs of every token, float32[n, C].
-        score: The same.
-        fed: Tokens fed so far.
-        backend: Operations used.
-    """
+    """One request in slot 0 of a state; entry j goes to physical entry j of the store."""
 
     compressor: Compressor
     state: Tensor

@@ -17,12 +17,7 @@ from dsv4kv.errors import ConfigError
 from dsv4kv.model.formats import FLAT_FORMATS, EntryFormat, Place, entry_format
 from dsv4kv.ops import cpu, reference
 from dsv4kv.ops.storage import PageStore
-from tests.ops.samples import (
-    POISON,
-    each_backend,
-    nan_output,
-    poisoned_store,
-)
+from tests.ops.samples import POISON, each_backend, nan_output, poisoned_store
 
 FILE = Path(__file__).with_name("data") / "pages_sglang_0_5_23.json"
 RECORDED: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["formats"]

@@ -85,23 +85,3 @@ def test_first_csa_entry_pools_only_its_own_four_tokens(backend: ModuleType) -> 
     biased = (score + compressor.ape)[:, 512:]
     expected = _entry(compressor, kv[:, 512:], biased, 0)
     _assert_rounded(_flushed(backend, compressor, state, 3), expected)
-
-
-@each_backend
-def test_recycled_state_gives_a_fresh_first_entry_once_it_is_reset(backend: ModuleType) -> None:
-    # Without the reset, the first entry would pool rows of the request before. DeepSeek's
-    # reference code has that bug.
-    compressor = full_size_compressor("csa")
-    kv, score = random_tokens(compressor, 4, seed=4)
-    fresh, stale = fresh_ring(compressor), fresh_ring(compressor)
-    backend.state_append(
-        compressor, stale, *random_tokens(compressor, 8, 5), torch.zeros(8).long(), torch.arange(8)
-    )
-    recycled = stale.clone()
-    recycled[:, 0], recycled[:, 1] = 0.0, -torch.inf
-    entries = []
-    for state in (fresh, recycled, stale):
-        backend.state_append(compressor, state, kv, score, torch.zeros(4).long(), torch.arange(4))
-        entries.append(_flushed(backend, compressor, state, 3))
-    assert torch.equal(entries[0], entries[1])
-    assert not torch.equal(entries[0], entries[2])

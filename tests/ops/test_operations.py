@@ -5,15 +5,11 @@ Data is random, outputs and what surrounds them are poisoned: see ``dsv4kv.ops.s
 
 import pytest
 import torch
-from torch import Tensor
 
 from dsv4kv.model.formats import MOVED_FORMATS
-from dsv4kv.ops import cuda
 from dsv4kv.ops.check import check_scene
-from dsv4kv.ops.registry import load_backend
-from dsv4kv.ops.scenes import Scene, make_call
+from dsv4kv.ops.scenes import Scene
 from dsv4kv.ops.spec import OPERATIONS, READS, VARIANTS
-from dsv4kv.ops.storage import PageStore
 from tests.examples import FULL
 from tests.ops.operations import CPU, SCENES, SEED, bytes_after, on_cpu, on_twin
 
@@ -46,24 +42,6 @@ def test_every_operation_and_every_format_has_a_scene() -> None:
     assert set(ONE_OF_EACH) == set(OPERATIONS)
     written = {scene.format_name for scene in SCENES.values()}
     assert {entry.name for entry in MOVED_FORMATS} <= written
-
-
-@each_scene
-def test_arguments_are_those_of_the_table(scene: Scene) -> None:
-    given = make_call(scene.make, CPU, SEED).arguments
-    row, sizes = OPERATIONS[scene.operation], dict[str, int]()
-    assert set(given) == set(row.names)
-    for argument in row.arguments:
-        value = given[argument.name]
-        assert value is not None or argument.optional
-        if argument.dtype in {"pages", "int", "float", "bool"}:
-            kinds = {"pages": PageStore, "int": int, "float": float, "bool": bool}
-            assert isinstance(value, kinds[argument.dtype])
-        elif argument.shape and value is not None:
-            assert isinstance(value, Tensor)
-            assert str(value.dtype) == f"torch.{argument.dtype}"
-            for name, size in zip(argument.shape, value.shape, strict=True):
-                assert sizes.setdefault(name, size) == size, (argument.name, name)
 
 
 @each_scene
@@ -102,12 +80,3 @@ def test_all_variants_of_an_operation_give_the_same_bytes(scene: Scene) -> None:
     )
     for other in others:
         assert all(map(torch.equal, first, other))
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_backend_has_every_operation(operation: str) -> None:
-    for name in ("reference", "cpu", "cuda"):
-        assert callable(getattr(load_backend(name), operation))
-    assert load_backend("cuda") is cuda
-    with pytest.raises(AttributeError):
-        _ = cuda.no_such_operation

@@ -115,7 +115,6 @@ GRIDS = {
     ]
 }
 """Each kind of values with each kind of scales."""
-SCALED = {name: grid for name, grid in GRIDS.items() if grid.scale != "none"}
 _BF16 = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16).double()
 
 
@@ -175,49 +174,3 @@ def test_codes_that_are_too_small_for_bf16_are_what_is_read_of_them() -> None:
         read = _held(grid, codes, float(torch.tensor(amax).float() / 448))
         scales = (torch.full((len(read),), amax).float() / 448).double()
         assert bool(grid.one_code_apart(read[:, None], read[:, None], scales)[0].all())
-
-
-def _codes_of(values: Tensor, scale: float, value: str) -> Tensor:
-    """The codes that values are rounded to, by the reference."""
-    grid = reference.E2M1 if value == "e2m1" else reference.E4M3
-    rounded = [reference.round_to_grid(size / scale, grid) for size in values.tolist()]
-    return torch.tensor(rounded)
-
-
-def _moves(grid: Grid, found: Tensor, expected: Tensor, scale: float) -> Tensor:
-    """Which values found are one code apart by a neighbouring scale; each is a group."""
-    scales = torch.full((len(found),), scale, dtype=torch.float64)
-    return grid.one_code_apart(found[:, None], expected[:, None], scales)[1]
-
-
-@pytest.mark.parametrize("grid", SCALED.values(), ids=SCALED)
-def test_what_neighbours_in_bf16_become_by_neighbouring_scales_is_one_code_apart(
-    grid: Grid,
-) -> None:
-    """All of bf16 up to what the smaller scale serves; and more than a step beyond is wrong."""
-    sizes, every = _sizes(grid.value), _scales(grid)
-    for i in range(1, len(every) - 1) if grid.scale == "e4m3" else (84, 135, 168):
-        right = every[i]
-        reach: dict[float, tuple[float, float]] = {}
-        numbers: set[float] = set()
-        for wrong in (every[i - 1], every[i + 1]):
-            small, large = sorted((right, wrong))
-            most = sizes[-1] * ((small + large) / 2 if grid.scale == "e4m3" else small)
-            values = _BF16[(most * (1 + 2.0**-6) >= _BF16) & (sizes[1] * small / 8 <= _BF16)]
-            served = slice(1, int((values <= most).sum()) - 1)
-            held, found = (
-                _held(grid, sizes[_codes_of(values, scale, grid.value)], scale)
-                for scale in (right, wrong)
-            )
-            for shift in (-1, 0, 1):
-                moves = _moves(grid, found.roll(shift)[served], held[served], right)
-                assert bool(moves.all()), (right, wrong, shift)
-            for size in set(held.tolist()):
-                places = (held == size).nonzero().flatten()
-                ends = max(int(places[0]) - 3, 0), min(int(places[-1]) + 3, len(held) - 1)
-                low, high = reach.get(size, (torch.inf, 0.0))
-                reach[size] = min(low, float(found[ends[0]])), max(high, float(found[ends[1]]))
-            numbers |= set(found.tolist())
-        for size, (low, high) in reach.items():
-            beyond = torch.tensor([n for n in numbers if not low <= n <= high]).double()
-            assert not bool(_moves(grid, beyond, torch.full_like(beyond, size), right).any())

@@ -114,16 +114,6 @@ def test_a_step_of_v4_flash_at_128k_is_counted_by_hand() -> None:
     )  # fmt: skip
 
 
-def test_drafts_share_keys_and_see_what_is_before_them() -> None:
-    found = Step("v4-flash", *(4 * K - 1 + i for i in range(5)), keys="fp8")
-    scores = K - 1 + 4 * K
-    assert found.total("index_scores") == (
-        21 * (K * 132 + 32 * 4 + scores * 4 + 5 * 64 * 132),
-        21 * scores * 64 * 128 * 2,
-    )
-    assert found.total("select_topk") == (21 * (scores * 4 + 5 * 512 * 8), 0)
-
-
 def test_v41_chooses_in_eight_layers_of_which_four_score_candidates_alone() -> None:
     found = Step("v4.1-flash", 128 * K)
     scores = found.layers("index_scores")

@@ -30,18 +30,3 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wr
     for module in set(sys.modules) - before:
         if module.partition(".")[0] in {path.stem for path in tmp_path.iterdir()}:
             del sys.modules[module]
-
-
-@pytest.fixture
-def write_distribution(tmp_path: Path) -> Callable[[str, str], None]:
-    """Pretends that a version is installed."""
-
-    def write(name: str, version: str) -> None:
-        folder = tmp_path / f"{name}-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
-        invalidate_caches()
-
-    return write

@@ -11,9 +11,6 @@ from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.ops import cpu
 from dsv4kv.ops.storage import PageStore
 
-caches_seen: list[Tensor] = []
-"""Every cache a function was called with."""
-
 
 def vllm_gather(
     out: Tensor,
@@ -85,7 +82,6 @@ def _store(cache: Tensor, block_size: int) -> PageStore:
     layout = PageLayout(FORMATS["main"]["fp8_ds_mla"], block_size)
     assert cache.dtype == torch.uint8
     assert cache.stride(0) == layout.page_bytes
-    caches_seen.append(cache)
     shape, strides = (len(cache), layout.page_bytes), (layout.page_bytes, 1)
     return PageStore(layout, cache.as_strided(shape, strides))
 
@@ -131,7 +127,6 @@ def flash_mla_with_kvcache(
 
 def _entries(cache: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Entries float64[T, K, 512] of int32[T, 1, K], and which of them are missing."""
-    caches_seen.append(cache)
     pages, size, heads, entry_bytes = cache.shape
     assert (heads, entry_bytes, indices.dtype) == (1, 584, torch.int32)
     assert indices.shape[1] == 1
@@ -172,7 +167,6 @@ def fp8_fp4_paged_mqa_logits(
     assert (context_lens.shape, context_lens.dtype) == ((tokens, 1), torch.int32)
     assert int(context_lens.min()) >= 1
     assert block_table.is_contiguous()
-    caches_seen.append(kv_cache)
     out = torch.full((tokens, max_context_len), torch.nan)
     flat = kv_cache.view(pages, size * key_bytes)
     for t, length in enumerate(context_lens[:, 0].tolist()):

@@ -1,7 +1,5 @@
 """The check before timing: what is right passes, and what is wrong is named."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -9,14 +7,12 @@ from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import Foreign, combine, resolve_backend
 from dsv4kv.ops.spec import OPERATIONS
-from tests.ops.operations import CACHES, cache
+from tests.ops.operations import CACHES
 from tests.ops.peers import wrong
-
-Write = Callable[..., None]
 
 CPU = torch.device("cpu")
 SHIPPED = CACHES["as shipped"]
-CSA, HCA = "main pages of 32 fp8_ds_mla entries", "main pages of 1 fp8_ds_mla entries"
+CSA = "main pages of 32 fp8_ds_mla entries"
 KEYS, RING = "indexer pages of 32 mxfp4 entries", "window pages of 128 fp8_ds_mla entries"
 
 
@@ -31,13 +27,6 @@ def check(name: str, plan: CachePlan = SHIPPED) -> list[str]:
     return check_backend(resolved, plan, CPU)
 
 
-@pytest.mark.parametrize("plan", CACHES.values(), ids=CACHES)
-def test_every_operation_of_the_cpu_backend_passes(plan: CachePlan) -> None:
-    resolved = resolve_backend("dsv4kv.ops.cpu:", "reference")
-    assert resolved.foreign == tuple(OPERATIONS)
-    assert check_backend(resolved, plan, CPU, seed=3) == []
-
-
 # Operation and defect, and what is said of the first pages it shows on.
 WRONG = {
     "gather_topk=next_row": (CSA, "request 0, row 2, channel 0 is "),
@@ -48,15 +37,14 @@ WRONG = {
     "gather_all=returns_its_output": (CSA, "it left its output as it was: an operation writes "),
     "gather_all=changes_lengths": (CSA, "it changed its argument 'lengths'."),
     "gather_all=writes_behind_its_output": (CSA, "it wrote memory after its arguments."),
-    "gather_all=cleans_a_page": (CSA, "entry 32 (page 1, row 0) was written, and should not "),
     "gather_all=raises": (
         CSA,
-        "gather_all raised RuntimeError in wrong.py:96: invalid device function",
+        "gather_all raised RuntimeError in wrong.py:88: invalid device function",
     ),
-    "gather_all=ends_the_program": (CSA, "gather_all raised SystemExit in wrong.py:68: 0"),
+    "gather_all=ends_the_program": (CSA, "gather_all raised SystemExit in wrong.py:65: 0"),
     "gather_all=raises_what_cannot_be_read": (
         CSA,
-        "raised Unreadable in wrong.py:72: its message cannot be read",
+        "raised Unreadable in wrong.py:69: its message cannot be read",
     ),
     "gather_all=empties_its_output": (CSA, "it made 'out' [0] of bfloat16, and [3, "),
     "gather_window=newest_first": (RING, "request 0, row 0, channel 0 is 0, and the reference "),
@@ -68,7 +56,6 @@ WRONG = {
     "indexer_insert=never_rotates": (KEYS, " in channel "),
     "norm_rope_insert=turns_as_the_group_before": ("indexer latents", " in channel "),
     "state_append=appends_without_bias": ("main states of csa layers", "state [0, 1, 0, 0] is "),
-    "flush=rotates_at_the_last_token": ("main states of csa layers", " in channel "),
     "flush=forms_angles_in_float64": ("main states of csa layers", " in channel "),
     "step_write=forgets_the_indexer": ("csa layers", "state [0, 0, "),
     "compress_chunk=forgets_the_state": ("main states of csa layers", "state [2, 0, "),
@@ -94,32 +81,6 @@ def test_a_wrong_operation_is_named_with_what_is_wrong(defect: str) -> None:
     subject, problem = WRONG[defect]
     assert found[0].startswith(f"{operation} of {defect} on {subject}: ")
     assert problem in found[0]
-
-
-@pytest.mark.parametrize(("step", "problems"), [(2.0**-7, 0), (2.0**-3, 1)])
-def test_a_sum_that_rounds_differently_before_it_is_rotated_is_right(
-    step: float, problems: int, write_module: Write
-) -> None:
-    """Then all channels of an indexer key move a little, the small ones by many of their steps."""
-    write_module(
-        "mine",
-        "from dataclasses import replace\n"
-        "import torch\n"
-        "from dsv4kv.ops import cpu\n"
-        "def flush(compressor, state, slots, positions, store, entries):\n"
-        "    plain = replace(compressor, hadamard=False)\n"
-        "    cpu.flush(plain, state, slots, positions, store, entries)\n"
-        "    if compressor.hadamard:\n"
-        "        written = entries[entries >= 0]\n"
-        "        keys = store.data_rows()[store.data_index(written)].view(torch.bfloat16)\n"
-        f"        keys[range(len(keys)), keys.abs().argmax(dim=1)] *= 1 + {step}\n"
-        "        cpu.indexer_insert(store, keys, written, True)\n",
-    )
-    rotating = cache(("bf16", "bf16", "bf16"))
-    assert rotating.hadamard
-    found = check_backend(resolve_backend("mine:flush", "cpu"), rotating, CPU)
-    keys = "flush of mine:flush on indexer states of csa layers: "
-    assert [one.startswith(keys) for one in found] == [True] * problems
 
 
 def test_every_operation_has_a_defect_that_is_found() -> None:

@@ -1,8 +1,10 @@
 """Bridges to other packages' kernels, with stand-ins for them: see ``standins``."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,7 @@ from dsv4kv.errors import PeerUnavailable
 from dsv4kv.model.plan import CachePlan
 from dsv4kv.ops.check import check_backend
 from dsv4kv.ops.registry import resolve_backend
-from dsv4kv.ops.scenes import Scene, make_call, scenes_of
-from dsv4kv.ops.storage import PageStore
-from tests.ops.operations import CACHES, CPU, SEED, cache
-from tests.ops.peers import standins
+from tests.ops.operations import CACHES, CPU, cache
 
 Write = Callable[..., None]
 
@@ -65,14 +64,6 @@ def plans(name: str) -> list[CachePlan]:
     return KEYS_OF_64 if name == "deepgemm" else MLA
 
 
-def scene_of(operation: str, format_name: str, plan: CachePlan) -> Scene:
-    return next(
-        each
-        for each in scenes_of(plan, SEED)
-        if (each.operation, each.format_name) == (operation, format_name)
-    )
-
-
 @pytest.mark.parametrize(("name", "module", "source"), PLACES)
 def test_bridged_operations_equal_the_reference_wherever_they_are(
     name: str, module: str, source: str, write_module: Write
@@ -82,19 +73,6 @@ def test_bridged_operations_equal_the_reference_wherever_they_are(
     assert set(resolved.foreign) == OPERATIONS[name]
     for plan in plans(name):
         assert check_backend(resolved, plan, CPU) == []
-
-
-@each_package
-def test_a_function_sees_the_pools_own_bytes(name: str, write_module: Write) -> None:
-    write_module(*PACKAGES[name])
-    resolved = resolve_backend(name, "cpu")
-    operation = min(OPERATIONS[name] - {"entry_insert"})
-    form = "fp8" if name == "deepgemm" else "fp8_ds_mla"
-    call = make_call(scene_of(operation, form, plans(name)[0]).make, CPU, SEED)
-    pages = next(each for each in call.arguments.values() if isinstance(each, PageStore)).pages
-    standins.caches_seen.clear()
-    getattr(resolved.backend, operation)(**call.arguments)
-    assert standins.caches_seen[0].data_ptr() == pages.data_ptr()
 
 
 def test_a_cache_without_such_pages_is_nothing_for_them(write_module: Write) -> None:
@@ -124,10 +102,12 @@ def test_a_package_that_is_absent_is_named_with_what_to_install(
 
 
 def test_a_version_without_the_function_is_said_to_be_one(
-    write_module: Write, write_distribution: Write
+    write_module: Write, tmp_path: Path
 ) -> None:
     write_module("vllm.other", "")
-    write_distribution("vllm", "0.1")
+    (folder := tmp_path / "vllm-0.1.dist-info").mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.1\n")
+    invalidate_caches()
     with pytest.raises(PeerUnavailable) as refusal:
         resolve_backend("vllm", "cpu")
     assert str(refusal.value) == (
@@ -155,3 +135,29 @@ def test_no_package_is_imported_before_it_is_asked_for(
         check=False,
     )
     assert (run.stdout, run.stderr) == ("done\n", "")
+
+
+# ---- docs/backends.md ---------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[3] / "docs" / "backends.md").read_text()
+
+
+def test_the_example_equals_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "my_gather.py").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    resolved = resolve_backend("my_gather.py:gather_topk", "cpu")
+    assert resolved.foreign == ("gather_topk",)
+    for name in ("as shipped", "long blocks"):
+        assert check_backend(resolved, CACHES[name], CPU) == []
+
+
+def test_the_operations_of_every_package_are_listed() -> None:
+    table = PAGE.partition("| backend | brings |")[2].partition("\n\n")[0]
+    listed: dict[str, set[str]] = {}
+    name = ""
+    for row in table.splitlines()[2:]:
+        cells = row.split("|")
+        name = cells[1].strip(" `") or name
+        listed.setdefault(name, set()).update(re.findall(r"`(\w+)`", cells[2]))
+    assert listed == OPERATIONS

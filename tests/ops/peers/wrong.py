@@ -23,9 +23,6 @@ CALLED_WRONG: dict[str, Callable[..., None]] = {
     "turns_as_the_group_before": lambda compressor, values, positions, *others: (
         cpu.norm_rope_insert(compressor, values, positions - compressor.ratio, *others)
     ),
-    "rotates_at_the_last_token": lambda compressor, state, slots, positions, *others: cpu.flush(
-        compressor, state, slots, positions + compressor.ratio, *others
-    ),
     "forgets_the_state": lambda compressor, state, *others: cpu.compress_chunk(
         compressor, state.clone(), *others
     ),
@@ -85,11 +82,6 @@ def writes_behind_its_output(*given: Any) -> None:
     cpu.gather_all(*given)
     out = given[-1]
     out.as_strided((1,), (1,), out.storage_offset() + out.numel()).zero_()
-
-
-def cleans_a_page(store: PageStore, *others: Any) -> None:
-    cpu.gather_all(store, *others)
-    store.pages[1].zero_()
 
 
 def raises(*_: Any) -> None:

@@ -55,13 +55,6 @@ def chain(pool: BlockPool, *hashes: int, parent: int = 0) -> Ids:
     return blocks
 
 
-def cached(pool: BlockPool, *hashes: int, parent: int = 0) -> Ids:
-    """Blocks of a registered chain that nobody holds."""
-    blocks = chain(pool, *hashes, parent=parent)
-    pool.release(blocks)
-    return blocks
-
-
 def state(pool: BlockPool) -> dict[str, Any]:
     """Everything that a pool knows: equal before and after a refusal."""
     cells = pool._claims, pool._generation, pool._children, pool._stamp

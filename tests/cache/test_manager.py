@@ -1,10 +1,8 @@
 """Slots and blocks have owners; a step has its blocks or changes nothing."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,13 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
-from dsv4kv.cache import manager as staging
 from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.cache.step import Step
-from dsv4kv.errors import CacheError
-from dsv4kv.model.config import AttentionType
 from dsv4kv.model.plan import StateFormat
-from dsv4kv.model.presets import load_model
 from tests.cache.caches import admit, bookkeeping, small_plan
 from tests.examples import examples
 
@@ -47,39 +41,6 @@ def test_no_step_touches_a_tensor() -> None:
 
 
 # ---- slots, blocks and memory -------------------------------------------------------------------
-
-
-def test_memory_never_moves() -> None:
-    manager = KVCacheManager(small_plan(sharing="layer"))
-
-    def addresses() -> list[int]:
-        pools = [pool.main.pages for pool in manager.pools.values()]
-        rings = [ring.pages for states in manager.states.values() for ring in states.windows]
-        states = [tensor for pool in manager.states.values() for tensor in pool.states()]
-        tables = [
-            manager.view(table, layer) for table in manager.tables for layer in table.group.layers
-        ]
-        return [tensor.data_ptr() for tensor in pools + rings + states + tables]
-
-    before = addresses()
-    slots = admit(manager, 3)
-    prepare_forward(manager, slots, [0, 0, 0], [1000, 256, 3])
-    prepare_forward(manager, slots, [1000, 256, 3], [10, 900, 3])
-    manager.release_request(slots[1], manager.generation(slots[1]))
-    admit(manager, 1)
-    assert addresses() == before
-
-
-def test_of_a_type_s_layers_those_that_pool_have_a_state_and_all_have_a_window() -> None:
-    plan = small_plan(load_model("v4.1-flash"))
-    manager = KVCacheManager(plan)
-    states = manager.states[AttentionType.CSA]
-    assert len(states.windows) == 38
-    assert states.indexer_state is None
-    assert states.state is not None
-    assert states.state.shape == (3, plan.num_slots, 2, 2, 512)  # layers 2, 8 and 14
-    assert sorted(manager.pools) == [2, 8, 14, 20]
-    assert sum(manager.memory_by_pool().values()) == plan.total_bytes
 
 
 # ---- pools and states ---------------------------------------------------------------------------
@@ -152,20 +113,6 @@ def test_tokens_and_completed_entries_are_those_counted_one_by_one(
 CONTEXT, SLOTS = 1024, 3
 
 
-def build(sharing: Any = "model", **options: Any) -> KVCacheManager:
-    sizes = {"max_context_tokens": CONTEXT, "num_slots": SLOTS}
-    plan = small_plan(layers=(2, 3), sharing=sharing, **sizes | options)
-    return KVCacheManager(plan, copies_tables=True)
-
-
-def follow(manager: KVCacheManager, slots: list[int], tokens: list[int]) -> None:
-    """Prepare on the host, and what a step does for the device's tables."""
-    tables = manager.device_tables
-    assert tables is not None
-    prepare_forward(manager, slots, np.zeros(len(slots)), tokens)
-    tables.publish()
-
-
 Move = tuple[str, int, int]
 kinds, numbers = st.sampled_from(("to", "release")), st.integers(0, SLOTS - 1)
 moves = st.lists(st.tuples(kinds, numbers, st.integers(0, CONTEXT)), max_size=12)
@@ -176,58 +123,21 @@ moves = st.lists(st.tuples(kinds, numbers, st.integers(0, CONTEXT)), max_size=12
 def test_the_device_holds_the_hosts_blocks_after_any_moves(
     schedule: list[Move], sharing: str
 ) -> None:
-    manager, running = build(sharing), set[int]()
+    plan = small_plan(layers=(2, 3), sharing=sharing, max_context_tokens=CONTEXT, num_slots=SLOTS)
+    manager, running = KVCacheManager(plan, copies_tables=True), set[int]()
+    assert manager.device_tables is not None
     for kind, number, tokens in schedule:
         if kind == "to":
             if number not in running:
                 running.add(manager.admit_request())
             slot = sorted(running)[number % len(running)]
-            follow(manager, [slot], [tokens])
+            prepare_forward(manager, [slot], [0], [tokens])
+            manager.device_tables.publish()
         elif running:
             slot = running.pop()
             manager.release_request(slot, manager.generation(slot))
-    assert manager.device_tables is not None
     manager.device_tables.publish()
     manager.device_tables.check()
     for table in manager.tables:
         cells = manager.device_tables.cells[table]
         assert np.array_equal(cells.numpy(), table.blocks)
-
-
-@contextmanager
-def counted_transfers() -> Iterator[list[int]]:
-    """Numbers of every transfer to the device."""
-    sizes: list[int] = []
-    right = staging.stage
-
-    def stage(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
-        sizes.append(numbers.numel())
-        return right(numbers, device)
-
-    with patch("dsv4kv.cache.manager.stage", stage):
-        yield sizes
-
-
-def test_only_cells_that_changed_are_brought_over() -> None:
-    manager = build()
-    slots = [manager.admit_request() for _ in range(2)]
-    with counted_transfers() as sizes:
-        follow(manager, slots, [300, 128])  # three blocks and one
-        follow(manager, slots, [301, 129])  # none
-        follow(manager, slots, [384, 132])  # a second one for the second request
-        manager.release_request(slots[0], manager.generation(slots[0]))
-        follow(manager, slots[1:], [132])
-    assert sizes == [2 * 4, 2 * 1, 2 * 3]  # where and what
-
-
-def test_a_cell_that_differs_is_named() -> None:
-    manager = build()
-    slot = manager.admit_request()
-    follow(manager, [slot], [300])
-    tables = manager.device_tables
-    assert tables is not None
-    tables.cells[manager.tables[0]][0, slot, 1] = 77
-    with pytest.raises(
-        CacheError, match=r"^1 cells of table model .* column 1: 77 instead of 1\.$"
-    ):
-        tables.check()

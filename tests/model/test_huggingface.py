@@ -151,11 +151,6 @@ def test_both_dialects_give_one_schedule(ratios: list[int], drafts: int) -> None
     assert configs[0].compress_ratios == tuple(every)
 
 
-def test_a_nested_text_config_is_the_language_model() -> None:
-    wrapper = {"model_type": "wrapper", "hidden_size": 1, "text_config": document()}
-    assert config_from_huggingface(wrapper, "m") == config_from_huggingface(document(), "m")
-
-
 def test_46_entries_for_43_layers_are_three_draft_layers() -> None:
     ratios = [0, 0, *[4, 128] * 20, 4, 0, 0, 0]
     config = config_from_huggingface(

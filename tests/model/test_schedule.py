@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import AttentionType, build_schedule
-from dsv4kv.model.presets import load_model
+from dsv4kv.model.presets import load_model, preset_of
 
 MODELS = st.sampled_from(["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
 SWA = AttentionType.SWA
@@ -34,14 +34,6 @@ def test_a_model_has_its_published_ratio_in_every_layer(model: str, expected: li
     assert [spec.ratio for spec in build_schedule(load_model(model))] == expected
 
 
-@pytest.mark.parametrize(("model", "drafts"), [("v4-flash", 1), ("v4-pro", 1), ("v4.1-flash", 3)])
-def test_draft_layers_follow_the_model_with_a_window_only(model: str, drafts: int) -> None:
-    config = load_model(model)
-    specs = build_schedule(config, draft_layers=True)[config.num_layers :]
-    assert [spec.layer_idx for spec in specs] == [config.num_layers + i for i in range(drafts)]
-    assert all(spec.is_draft and spec.attn is SWA for spec in specs)
-
-
 @given(MODELS, st.integers(1, 40), st.booleans())
 def test_pipeline_stages_split_the_layers_without_gap_or_overlap(
     model: str, stages: int, drafts: bool
@@ -63,13 +55,6 @@ def test_a_layer_beyond_the_model_is_refused_with_the_range() -> None:
         build_schedule(load_model("v4-flash"), layers=[3, 43, 99])
 
 
-def test_four_layers_of_v41_own_compressed_kv_and_the_others_read_it() -> None:
-    specs = build_schedule(load_model("v4.1-flash"))
-    assert [spec.layer_idx for spec in specs if spec.owns_kv] == [2, 8, 14, 20]
-    readers = {spec.layer_idx: spec.kv_owner for spec in specs if spec.ratio}
-    assert [readers[layer] for layer in (7, 8, 13, 19, 21, 39)] == [2, 8, 8, 14, 20, 20]
-
-
 def test_without_the_owner_the_first_reader_held_keeps_the_copy() -> None:
     specs = build_schedule(load_model("v4.1-flash"), layers=[5, 6, 9, 30])
     assert [spec.kv_owner for spec in specs] == [5, 5, 9, 30]
@@ -85,3 +70,22 @@ def test_every_owner_in_a_subset_is_held_and_owns(layers: set[int]) -> None:
         owner = specs[spec.kv_owner]
         assert owner.kv_owner == owner.layer_idx <= spec.layer_idx
         assert owner.ratio == spec.ratio
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("deepseek-ai/DeepSeek-V4-Pro", "v4-pro"),
+        ("deepseek-v4-flash", "v4-flash"),
+        ("RedHatAI/DeepSeek-V4-Flash-NVFP4", "v4-flash"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "v3.2"),
+        ("v4-pro", "v4-pro"),
+        ("deepseek-ai/DeepSeek-V5", "deepseek-ai/DeepSeek-V5"),
+        ("a/b/deepseek-v4-pro", "a/b/deepseek-v4-pro"),
+        ("deepseek-v4-pro.json", "deepseek-v4-pro.json"),
+        ("v4-prou", "v4-prou"),
+        ("", ""),
+    ],
+)
+def test_a_checkpoint_is_known_by_its_name(name: str, preset: str) -> None:
+    assert preset_of(name) == preset

@@ -6,13 +6,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.config import AttentionType, LayerSpec
-from dsv4kv.model.plan import (
-    LayerCacheSchema,
-    Sharing,
-    StateFormat,
-    build_schema,
-    table_groups,
-)
+from dsv4kv.model.plan import LayerCacheSchema, Sharing, StateFormat, build_schema, table_groups
 from dsv4kv.model.presets import load_model
 from tests.model.layouts import schemas_of
 
@@ -28,26 +22,6 @@ def schema(
     return build_schema(
         FLASH, spec, block_tokens=block_tokens, state=state, draft_tokens=draft_tokens
     )
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_a_layer_has_its_published_pages_window_and_state(k: int) -> None:
-    """Of a block of 128 tokens, and of one three times as large."""
-    swa, csa, hca = (schema(spec, 128 * k) for spec in (SWA, CSA, HCA))
-    assert [layer.entries_per_block for layer in (swa, csa, hca)] == [0, 32 * k, k]
-    assert (csa.indexer is not None, hca.indexer, swa.indexer) == (True, None, None)
-    assert (csa.state_shape, csa.indexer_state_shape) == ((2, 8, 1024), (2, 8, 256))
-    assert (csa.state_bytes, hca.state_bytes) == (65_536 + 16_384, 524_288)
-    assert hca.state_shape == (2, 128, 512)
-    if k == 1:
-        assert [layer.block_bytes for layer in (swa, csa, hca)] == [0, 19_008 + 32 * 68, 1_152]
-    online = [schema(spec, 128 * k, state="online") for spec in (SWA, CSA, HCA)]
-    assert online[:2] == [swa, csa]
-    assert (online[2].state_shape, online[2].state_bytes) == ((3, 512), 6_144)
-    for layer in (swa, csa, hca):
-        assert layer.window is not None
-        assert layer.window.entries == 128
-        assert layer.slot_bytes == layer.window.page_bytes + layer.state_bytes
 
 
 @given(st.sampled_from([SWA, CSA, HCA]), st.integers(0, 16))
@@ -67,13 +41,6 @@ def test_rings_grow_by_the_drafts_that_may_be_rolled_back(spec: LayerSpec, draft
 def test_a_block_that_is_no_multiple_of_128_tokens_is_refused(block_tokens: int) -> None:
     with pytest.raises(ConfigError, match=f"block_tokens is {block_tokens}: .* multiple of 128"):
         schema(CSA, block_tokens)
-
-
-def test_a_v32_layer_holds_one_entry_per_token_and_no_window_or_state() -> None:
-    spec = LayerSpec(5, AttentionType.DSA, 1, 5)
-    layer = build_schema(load_model("v3.2"), spec)
-    assert (layer.entries_per_block, layer.slot_bytes) == (128, 0)
-    assert layer.block_bytes == 128 * (656 + 132)
 
 
 TOKENS = st.integers(0, 2_000_000)

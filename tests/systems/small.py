@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from dsv4kv.bench.slot_system import PrefixCacheManager
-from dsv4kv.bench.systems import Model, Tokens
+from dsv4kv.bench.systems import Model
 from dsv4kv.config.experiments import SystemsConfig
 from dsv4kv.model.config import build_schedule
 from dsv4kv.model.presets import load_model
@@ -27,10 +26,3 @@ def small(**sections: Any) -> SystemsConfig:
     for name, section in sections.items():
         values[name] = values.get(name, {}) | section if isinstance(section, dict) else section
     return SystemsConfig(**values)
-
-
-def insert_row(cache: PrefixCacheManager, tokens: Tokens, slot: int, version: int) -> None:
-    """Remember that a slot of a version holds all ``tokens``."""
-    lease = cache.pin(tokens)
-    cache.extend_row(lease, tokens[lease.length :], slot, version)
-    cache.release(lease)

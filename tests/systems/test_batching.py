@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kv.bench import block_system
 from dsv4kv.bench.block_system import (
     KVBlockAllocator,
     PausedRequests,
@@ -35,25 +34,6 @@ def test_blocks_are_counted_once_however_many_requests_share_them() -> None:
     pool.release(np.concatenate([shared, c]))
     assert (blocks.get_active_used(), blocks.get_active_avail()) == (0, 5)
     assert (blocks.get_paused_used(), blocks.get_paused_avail()) == (4, 1)
-
-
-def test_a_resumed_request_gets_the_blocks_it_was_missing() -> None:
-    pool = BlockPool(4)
-    paused = PausedRequests(pool, budget_blocks=4)
-    paused.pause("a", pool.acquire(1), missing=2)
-    ((name, blocks),) = paused.resume()
-    assert (name, blocks.size) == ("a", 2)
-    pool.check_held(blocks)
-    assert len(paused) == 0
-
-
-def test_what_is_free_lets_requests_resume_before_any_is_evicted() -> None:
-    pool = BlockPool(8)
-    paused = PausedRequests(pool, budget_blocks=2)
-    for name in ("first", "second", "third"):
-        paused.pause(name, pool.acquire(2))
-    assert paused.evict_over_budget() == []
-    assert [name for name, _ in paused.resume()] == ["first", "second"]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -149,17 +129,6 @@ def test_what_was_stored_for_a_chain_is_put_together_again_and_is_the_callers_ow
     assert experts.reconstruct(ids(5), 5) is None
 
 
-def test_tokens_of_a_block_may_come_one_by_one_and_a_gap_hides_what_follows() -> None:
-    _, experts = store()
-    for at in (0, 1, 3):
-        experts.store(ids(7), routing(1, at), at)
-    found = experts.of_block(7)
-    assert found is not None
-    assert found.tolist() == routing(2).tolist()
-    experts.store(ids(8), routing(1), 1)
-    assert experts.of_block(8) is None
-
-
 def test_routing_stays_with_a_cached_block_and_goes_with_its_content() -> None:
     pool = BlockPool(2)
     experts = RoutingStore(pool, 4, LAYERS, TOP_K)
@@ -206,12 +175,6 @@ def test_a_changed_token_changes_the_names_from_its_block_on(tokens: list[int], 
     first = at // 4 if at < len(tokens) else len(before)
     assert before[:first] == after[:first]
     assert not set(before[first:]) & set(after[first:])
-
-
-def test_names_for_allocators_are_never_0_or_minus_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [value.to_bytes(8, "little", signed=True) * 4 for value in (0, -1, 7)]
-    monkeypatch.setattr(block_system, "page_digests", lambda *_: keys)
-    assert names_of(np.arange(3, dtype=np.int32), 1) == [2, 2, 7]
 
 
 @pytest.mark.parametrize("block_tokens", [1, 2, 16])

@@ -3,14 +3,14 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from dsv4kv.bench.block_system import RoutingStore
-from dsv4kv.bench.slot_system import KvRows, SlotAllocator, SlotScheduler
-from dsv4kv.cache.blocks import BlockPool
+from dsv4kv.bench.slot_system import KvRows, SlotScheduler
 from dsv4kv.cache.manager import BlockTable
 from dsv4kv.cli import app
 from dsv4kv.ops import cpu
@@ -24,30 +24,15 @@ def systems(*arguments: str) -> Result:
     return CliRunner(env=TERMINAL).invoke(app, ["bench", "systems", *options, *arguments])
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, Any]]:
-    """Lines and document of a run of all three."""
-    file = tmp_path_factory.mktemp("systems") / "systems.json"
+def test_one_table_and_document_have_memory_and_reuse_of_the_three(tmp_path: Path) -> None:
+    file = tmp_path / "systems.json"
     result = systems("--json", str(file))
     assert result.exit_code == 0, result.output
-    return result.stdout.splitlines(), json.loads(file.read_text())
-
-
-def test_one_table_has_memory_and_reuse_of_the_three(
-    whole: tuple[list[str], dict[str, Any]],
-) -> None:
-    lines, _ = whole
-    for system, quantity in (
-        ("pools", "block tables"),
-        ("slots", "prompt tokens reused"),
-        ("blocks", "requests deferred"),
-    ):
+    lines = result.stdout.splitlines()
+    for system, quantity in (("pools", "block tables"), ("blocks", "requests deferred")):
         assert any(line.startswith(system) and quantity in line for line in lines), quantity
     assert "comparisons with the reference are equal: pools, slots, blocks" in lines[0]
-
-
-def test_json_has_every_row_with_its_unit(whole: tuple[list[str], dict[str, Any]]) -> None:
-    _, document = whole
+    document = json.loads(file.read_text())
     assert [each["system"] for each in document["systems"]] == ["pools", "slots", "blocks"]
     for system in document["systems"]:
         assert system["failures"] == []
@@ -55,13 +40,6 @@ def test_json_has_every_row_with_its_unit(whole: tuple[list[str], dict[str, Any]
         for row in system["rows"]:
             assert row["value"] >= 0
             assert row["unit"] in ("B", "tokens", "blocks", "requests")
-
-
-def test_systems_can_be_run_one_by_one() -> None:
-    result = systems("--set", "run=slots", "--json", "-")
-    assert (result.exit_code, result.stderr) == (0, "")
-    document = json.loads(result.stdout)
-    assert [system["system"] for system in document["systems"]] == ["slots"]
 
 
 def test_blocks_that_hold_no_conversation_are_refused_before_anything_is_run() -> None:
@@ -77,20 +55,9 @@ def short_copy(rows: KvRows, source: int, target: int, tokens: int) -> None:
     rows.kv[target, : tokens - 1] = rows.kv[source, : tokens - 1]
 
 
-def no_new_version(slots: SlotAllocator) -> Any:
-    slot = ORIGINAL[SlotAllocator](slots)
-    slots._versions[slot] -= 1
-    return slot
-
-
 def a_token_too_late(scheduler: SlotScheduler, tokens: Any, found: Any) -> Any:
     seat = ORIGINAL[SlotScheduler](scheduler, tokens, found)
     return replace(seat, start=seat.start + 1) if seat and seat.start else seat
-
-
-def a_block_too_far(pool: BlockPool, hashes: Any) -> Any:
-    found = ORIGINAL[BlockPool](pool, hashes)
-    return found[::-1].copy()
 
 
 def forgets_a_place(store: RoutingStore, ids: Any, routing: Any, first: int = 0) -> None:
@@ -109,9 +76,7 @@ def leaks(table: BlockTable, slot: int) -> Any:
 
 
 ORIGINAL: dict[object, Callable[..., Any]] = {
-    SlotAllocator: SlotAllocator.alloc,
     SlotScheduler: SlotScheduler.begin,
-    BlockPool: BlockPool.find,
     RoutingStore: RoutingStore.store,
     cpu: cpu.gather_window,
     BlockTable: BlockTable.clear,
@@ -122,9 +87,7 @@ ORIGINAL: dict[object, Callable[..., Any]] = {
     ("owner", "method", "defect", "system"),
     [
         (KvRows, "copy", short_copy, "slots"),
-        (SlotAllocator, "alloc", no_new_version, "slots"),
         (SlotScheduler, "begin", a_token_too_late, "slots"),
-        (BlockPool, "find", a_block_too_far, "blocks"),
         (RoutingStore, "store", forgets_a_place, "blocks"),
         (cpu, "gather_window", one_row_off, "pools"),
         (BlockTable, "clear", leaks, "pools"),

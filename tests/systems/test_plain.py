@@ -1,63 +1,83 @@
 """Pools, slots, hashes and routing give what their plain re-statements give; so does the model."""
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from dsv4kv.bench.block_system import RoutingStore
-from dsv4kv.bench.slot_system import PrefixCacheManager, SlotAllocator
+from dsv4kv.bench.slot_system import SlotAllocator
 from dsv4kv.bench.systems import _FACTOR
 from dsv4kv.cache.blocks import BlockPool
 from dsv4kv.errors import NotOwner
-from tests.systems import plain as pl
-from tests.systems.small import MODEL, insert_row
+from tests.systems.small import MODEL
+
+# ---- told in the plainest way -------------------------------------------------------------------
+
+
+class PlainRouting:
+    """Experts of the tokens of every block, stored token by token."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.blocks: dict[int, dict[int, NDArray[np.int16]]] = {}
+
+    def store(self, ids: Sequence[int], flat: NDArray[np.int16]) -> None:
+        for number in range(len(flat)):
+            block, place = ids[number // self.block_tokens], number % self.block_tokens
+            self.blocks.setdefault(block, {})[place] = flat[number]
+
+    def reconstruct(self, ids: Sequence[int], total: int) -> NDArray[np.int16] | None:
+        rows = []
+        for number in range(total):
+            row = self.blocks.get(ids[number // self.block_tokens], {})
+            if number % self.block_tokens not in row:
+                return None
+            rows.append(row[number % self.block_tokens])
+        return np.stack(rows)
+
+
+class PlainSlots:
+    """Free slots as the bits of a whole number; nothing is checked."""
+
+    def __init__(self, max_slots: int) -> None:
+        self.mask = (1 << max_slots) - 1
+        self.versions = [0] * max_slots
+
+    def alloc(self) -> int:
+        if not self.mask:
+            return -1
+        slot = (self.mask & -self.mask).bit_length() - 1
+        self.mask &= ~(1 << slot)
+        self.versions[slot] += 1
+        return slot
+
+    def free(self, slot: int) -> None:
+        self.mask |= 1 << slot
+
+    def occupy(self, slot: int) -> None:
+        self.mask &= ~(1 << slot)
+
+    def is_free(self, slot: int) -> bool:
+        return bool(self.mask >> slot & 1)
+
+    def version(self, slot: int) -> int:
+        return self.versions[slot]
+
+
+# ---- and compared -------------------------------------------------------------------------------
+
 
 SEEDS = pytest.mark.parametrize("seed", range(20))
 
 
 @SEEDS
-def test_a_stack_hands_out_the_same_blocks(seed: int) -> None:
-    draw, pool, plain = Random(seed), BlockPool(40), pl.PlainAllocator(40)
-    held = list[int]()
-    for _ in range(200):
-        if draw.random() < 0.5 and (count := draw.randint(0, min(5, pool.num_free))):
-            ids = pool.acquire(count)
-            assert ids.tolist() == plain.acquire(count).tolist()
-            held += ids.tolist()
-        elif held:
-            back = np.array(draw.sample(held, draw.randint(1, min(5, len(held)))))
-            pool.release(back)
-            plain.release(torch.from_numpy(back))
-            held = [block for block in held if block not in back]
-
-
-@SEEDS
-def test_blocks_without_followers_are_cached_found_and_evicted_alike(seed: int) -> None:
-    """The plain one knows no chains: each block is one of its own."""
-    draw, pool, plain = Random(seed), BlockPool(16), pl.PlainRefCounts(16)
-    held = list[tuple[int, int]]()  # ours and theirs, of one hash
-    for hash_ in range(1, 200):
-        if draw.random() < 0.5 and pool.num_free:
-            ours, theirs = pool.acquire(1), plain.allocate(1)
-            pool.register(ours, [hash_], [0])
-            plain.register(theirs, [hash_])
-            held.append((int(ours[0]), int(theirs[0])))
-        elif held:
-            mine, other = held.pop(draw.randrange(len(held)))
-            pool.release(np.array([mine]))
-            plain.release(torch.tensor([other]))
-        known = [h for h in range(1, 200) if pool.find([h]).size]
-        assert known == sorted(plain.blocks)
-        assert pool.num_unused == plain.stack.num_free
-
-
-@SEEDS
 def test_slots_and_versions_are_the_same(seed: int) -> None:
-    draw, slots, plain = Random(seed), SlotAllocator(9), pl.PlainSlots(9)
+    draw, slots, plain = Random(seed), SlotAllocator(9), PlainSlots(9)
     for _ in range(300):
         slot = draw.randrange(9)
         if draw.random() < 0.4:
@@ -81,20 +101,8 @@ def test_slots_and_versions_are_the_same(seed: int) -> None:
 
 
 @SEEDS
-def test_a_tree_finds_prefixes_of_the_same_length(seed: int) -> None:
-    draw, plain = Random(seed), pl.PlainRadix()
-    cache = PrefixCacheManager(10**6, lambda _: 1)
-    for slot in range(60):
-        tokens = draw.choices(range(3), k=draw.randint(1, 12))
-        found = cache.find(np.array(tokens, np.int32))
-        assert found.length == plain.find(tokens)[0]
-        insert_row(cache, np.array(tokens, np.int32), slot, 1)
-        plain.insert(tokens, slot, 1)
-
-
-@SEEDS
 def test_experts_of_blocks_are_the_same(seed: int) -> None:
-    draw, pool, plain = Random(seed), BlockPool(6), pl.PlainRouting(4)
+    draw, pool, plain = Random(seed), BlockPool(6), PlainRouting(4)
     store = RoutingStore(pool, 4, 2, 3)
     ids = pool.acquire(6)
     for _ in range(20):

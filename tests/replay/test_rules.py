@@ -1,6 +1,7 @@
 """One request at a time and none of its output, a replay hits what ``trace mrc --rule`` hits."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,11 @@ from dsv4kv.engines.rule import SPECULATIONS
 from dsv4kv.model.presets import load_model
 from dsv4kv.replay.build import Replay
 from dsv4kv.replay.rules import Outcome, Pool, run_rule
-from dsv4kv.traces import read_trace
 from dsv4kv.traces.paths import collect_paths
 from dsv4kv.traces.request import IdRuns, Request, list_runs
 from tests.examples import examples
-from tests.replay.scenes import replay
+from tests.replay import scenes
+from tests.replay.scenes import random_requests
 from tests.replay.texts import Text, to_requests
 
 ENGINES = [name for name, rule in RULES.items() if rule.engine and "v4" in rule.kinds]
@@ -34,7 +35,7 @@ SLOTS = 3
 
 def replay_alone(requests: list[Request], rule: str, blocks: int, **chosen: Any) -> Replay:
     """Serve requests one after the other, without decoding, in as many blocks as asked."""
-    return replay(
+    return scenes.replay(
         requests,
         prefix__rule=rule,
         cache__num_blocks=blocks,
@@ -82,16 +83,9 @@ def assert_same(made: Replay, expected: Outcome) -> None:
 def test_v41_computes_windows_again_in_a_replay_as_in_an_analysis(
     rule: str, gpu: str, blocks: int, lost: str
 ) -> None:
-    draw = random.Random(1)
-    prompts: list[tuple[int, ...]] = []
-    for number in range(80):
-        base = draw.choice(prompts) if prompts else ()
-        kept = base[: draw.randint(0, min(8, len(base)))]
-        prompts.append((*kept, *range(100 * number, 100 * number + draw.randint(1, 12))))
-    requests = [
-        Request(float(number), len(ids) * LETTER, 1, ids, LETTER)
-        for number, ids in enumerate(prompts)
-    ]
+    drawn = random_requests(1, 80, 20, [1], block=LETTER)
+    whole = ((n, len(each.prefix_hashes) * LETTER, each) for n, each in enumerate(drawn))
+    requests = [replace(each, arrival_s=float(n), input_tokens=size) for n, size, each in whole]
     chunk, chosen = 4 * BLOCK, {"model__preset": "v4.1-flash", "scheduler__step_tokens": 4 * BLOCK}
     made = replay_alone(requests, rule, blocks, cost__gpu=gpu, **chosen)
     arch = load_gpu(gpu).arch
@@ -151,20 +145,6 @@ def test_a_replay_hits_and_loses_what_the_rule_does_on_the_trace_alone(
     chosen = {"cache__block_tokens": BLOCK, "scheduler__step_tokens": step}
     made = replay_alone(requests, rule, blocks, scheduler__max_requests=SLOTS, **chosen)
     assert_same(made, analyse(requests, rule, blocks, BLOCK, CHUNK))
-
-
-@pytest.mark.parametrize(
-    ("rule", "speculation"), [(rule, s) for rule in ENGINES for s in RULES[rule].drafts[2:]]
-)
-@pytest.mark.parametrize("blocks", [500, 100_000])
-def test_with_drafts_the_shipped_trace_hits_the_same(
-    rule: str, speculation: str, blocks: int
-) -> None:
-    requests = list(read_trace("builtin:chat"))
-    made = replay_alone(requests, rule, blocks, prefix__speculation=speculation)
-    expected = analyse(requests, rule, blocks, 256, 512, speculation)
-    assert_same(made, expected)
-    assert expected.losses["draft"] > 0
 
 
 # trace mrc's ideal rule also keeps and finds the partial last block of a prompt and lets a hit

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from dsv4kv.config.load import load_config
-from dsv4kv.config.replay import ReplayConfig
 from dsv4kv.errors import ConfigError
-from dsv4kv.replay.build import Replay, build_replay, read_requests
+from dsv4kv.replay.build import Replay, build_replay
 from dsv4kv.replay.run import describe_replay
 from dsv4kv.replay.tiers import Tiers
 from dsv4kv.runs.parts import ReplayTiers
@@ -138,48 +136,6 @@ def test_tiers_of_engines_hold_and_give_what_they_say(
     check_served(requests, **chosen)
 
 
-AMPLE: dict[str, Any] = {
-    "tiers__host__capacity_bytes": 10**12,
-    "tiers__host__read_gbps": 10**6,
-    "tiers__host__write_gbps": 10**6,
-    "tiers__host__latency_us": 0,
-    "tiers__compare": False,
-}
-ALONE: dict[str, Any] = {"workload__arrivals": "closed", "workload__concurrency": 1}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("write", [w for w in WRITES if w != "write_through_selective"])
-def test_an_ample_tier_saves_what_an_ample_gpu_would(strategy: str, write: str) -> None:
-    requests = random_requests(7, 60, 8)
-    chosen = ALONE | {"prefix__strategy": strategy}
-    small = {"cache__num_blocks": 16, "cache__num_checkpoints": 2}
-    tier = replay(requests, **chosen, **small, **AMPLE, tiers__host__write=write)
-    alone = replay(requests, **chosen, **small)
-    ample = replay(requests, **chosen, cache__num_blocks=10_000, cache__num_checkpoints=None)
-    saved = [made.prompts.tally.saved_tokens for made in (alone, tier, ample)]
-    assert saved[0] < saved[1] == saved[2]
-
-
-@pytest.mark.parametrize("rule", ["vllm", "vllm-v4:dense", "vllm-v4:semantic", "sglang-v4:tail"])
-def test_a_tier_that_restores_nothing_changes_nothing(rule: str) -> None:
-    """In a tight pool: the same hits, steps, preemptions and times."""
-    tight: dict[str, Any] = {"prefix__rule": rule, "scheduler__step_tokens": 256}
-    tight |= {"cache__num_blocks": ENGINE_BLOCKS[rule.partition(":")[0]] + 20}
-    requests = random_requests(7, 60, 8, LONG, block=256)
-    idle = {"tiers__host__ratio": 1, "tiers__load_tokens": 10**6}
-    alone, beside = (replay(requests, **tight, **tier) for tier in ({}, idle))
-    found = [describe_replay(made).model_dump(exclude={"tiers", "constants"})
-             for made in (alone, beside)]  # fmt: skip
-    assert describe(beside).restored_tokens == 0
-    for each in found:  # context that only the host has is found there: lost for other reasons
-        lost = each["reuse"].pop("lost_tokens")
-        each["lost"], each["reuse"]["found_blocks"] = sum(lost.values()), 0
-    assert found[0] == found[1]
-    assert alone.outcome.samples_ns == beside.outcome.samples_ns
-    assert alone.outcome.evictions > 0 or rule.startswith("sglang")
-
-
 @pytest.mark.parametrize(
     ("chosen", "tier", "reason"),
     [
@@ -273,26 +229,3 @@ def test_tiers_that_there_are_not_are_refused(chosen: dict[str, Any], sentence: 
     block = 256 if "prefix__rule" in chosen else 128
     with pytest.raises(ConfigError, match=sentence):
         replay([request([1, 2], block=block)], **chosen | {"cache__num_blocks": 600})
-
-
-@pytest.mark.parametrize(
-    ("name", "pages", "tails"),
-    [
-        ("agentx-h200", 6 * 11_907 * 1_430_208, 6 * 1_190 * 11_592_960),
-        ("agentx-gb300", 6 * 20_830 * 1_430_208, 6 * 2_083 * 11_592_960),
-        ("agentx-gb300-vllm", 600 * 10**9, None),
-    ],
-)
-def test_a_preset_of_a_public_recipe_serves_the_shipped_trace(
-    name: str, pages: int, tails: int | None
-) -> None:
-    config = load_config(name, ["workload.trace=builtin:chat"], ReplayConfig).config
-    made = build_replay(config, read_requests(config))
-    made.scheduler.run()
-    found = describe(made)
-    (tier,) = found.tiers
-    assert made.outcome.finished == len(made.requests)
-    assert (tier.capacity_bytes, tier.tail_capacity_bytes) == (pages, tails)
-    assert 0 < tier.peak_bytes == tier.written_bytes
-    assert tier.amplification
-    assert tier.amplification > 1

@@ -50,39 +50,6 @@ def model(layout: Layout = TP4, drafts: int = 0) -> ste.ModelTimes:
     return ste.ModelTimes(deploy(layout, drafts), COEFFICIENTS)
 
 
-def test_a_decode_step_is_the_literal_sum_of_its_terms() -> None:
-    rows, context, drafts = 10, 5000, 3
-    tokens = rows * (1 + drafts)
-    read = 10e9 / 4 + 140e9 / 4 * (1 - (250 / 256) ** tokens)
-    expected_s = (
-        43 * 150e-6
-        + drafts * 700e-6
-        + read / (0.5 * 4e12)
-        + tokens * context / 1000 * 900e-9
-        + 2 * tokens * (7e9 + 6e9) / 4 / 500e12
-    )
-    assert model(TP4, drafts).decode_s(rows, context, drafts) == pytest.approx(expected_s, 1e-9)
-
-
-def test_a_prompt_chunk_is_the_literal_sum_of_its_terms() -> None:
-    tokens, prefix = 4096, 20_000
-    flop = 2 * tokens * (7e9 + 6e9) / 4
-    read = 10e9 / 4 + 140e9 / 4 * (1 - (250 / 256) ** tokens)
-    expected_s = (
-        flop / 500e12
-        + read / 2e12
-        + tokens * prefix / 1000 * 90e-9
-        + 100 * 43 * tokens * 8192 / 4e12
-    )
-    assert model().prompt_s(tokens, prefix) == pytest.approx(expected_s, 1e-6)
-
-
-def test_a_chunk_takes_no_less_than_its_launches() -> None:
-    launches_s = 43 * 1000e-6
-    assert model().prompt_s(1) == model().prompt_s(100) == pytest.approx(launches_s)
-    assert model().prompt_s(4096) > launches_s
-
-
 @pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, dp=2, ep=4), Layout(tp=2, pp=2)])
 @given(rows=st.integers(1, 300), context=st.integers(0, 10**6), more=st.integers(0, 50))
 def test_a_decode_step_grows_with_requests_and_contexts(
@@ -99,23 +66,6 @@ def test_a_prompt_chunk_grows_with_tokens_and_prefix(tokens: int, prefix: int, m
     one = model().prompt_s(tokens, prefix)
     assert model().prompt_s(tokens + more, prefix) >= one
     assert model().prompt_s(tokens, prefix + more) >= one
-
-
-def slope_s(layout: Layout) -> float:
-    """Seconds that 124K more context add to a step of 64 requests."""
-    times = model(layout)
-    return times.decode_s(64, 131_072) - times.decode_s(64, 4096)
-
-
-def test_tensor_parallelism_does_not_divide_the_reading_of_contexts_and_replicas_do() -> None:
-    assert slope_s(TP4) == pytest.approx(slope_s(Layout(tp=8)))
-    assert slope_s(DP4) == pytest.approx(slope_s(Layout()) / 4)
-
-
-def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
-    wide = ste.ModelTimes(deploy(Layout(tp=2, pp=2)), COEFFICIENTS).held_out
-    assert wide == COEFFICIENTS.held_out.widened(BORROWED)
-    assert ste.ModelTimes(deploy(DP4), COEFFICIENTS).held_out == COEFFICIENTS.held_out
 
 
 @pytest.mark.parametrize("layout", [TP4, DP4, Layout(tp=2, pp=2)])
@@ -151,6 +101,39 @@ def test_a_model_without_known_weights_cannot_be_timed() -> None:
     mine = memory.model.model_copy(update={"name": "mine"})
     with pytest.raises(ConfigError, match="how large the weights"):
         build_weights(config, mine, memory.schemas)
+
+
+def test_a_pipeline_of_which_there_are_no_points_is_less_sure() -> None:
+    wide = ste.ModelTimes(deploy(Layout(tp=2, pp=2)), COEFFICIENTS).held_out
+    assert wide == COEFFICIENTS.held_out.widened(BORROWED)
+    assert ste.ModelTimes(deploy(DP4), COEFFICIENTS).held_out == COEFFICIENTS.held_out
+
+
+def test_a_decode_step_is_the_literal_sum_of_its_terms() -> None:
+    rows, context, drafts = 10, 5000, 3
+    tokens = rows * (1 + drafts)
+    read = 10e9 / 4 + 140e9 / 4 * (1 - (250 / 256) ** tokens)
+    expected_s = (
+        43 * 150e-6
+        + drafts * 700e-6
+        + read / (0.5 * 4e12)
+        + tokens * context / 1000 * 900e-9
+        + 2 * tokens * (7e9 + 6e9) / 4 / 500e12
+    )
+    assert model(TP4, drafts).decode_s(rows, context, drafts) == pytest.approx(expected_s, 1e-9)
+
+
+def test_a_prompt_chunk_is_the_literal_sum_of_its_terms() -> None:
+    tokens, prefix = 4096, 20_000
+    flop = 2 * tokens * (7e9 + 6e9) / 4
+    read = 10e9 / 4 + 140e9 / 4 * (1 - (250 / 256) ** tokens)
+    expected_s = (
+        flop / 500e12
+        + read / 2e12
+        + tokens * prefix / 1000 * 90e-9
+        + 100 * 43 * tokens * 8192 / 4e12
+    )
+    assert model().prompt_s(tokens, prefix) == pytest.approx(expected_s, 1e-6)
 
 
 STEPS = st.lists(st.integers(1, 900), max_size=4)

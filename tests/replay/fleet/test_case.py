@@ -35,35 +35,6 @@ def result(case: Case) -> ReplayResult:
     return case.replay
 
 
-@pytest.mark.parametrize("tiers", [{}, {"tiers__host__capacity_bytes": "100MiB"}])
-def test_a_fleet_of_one_is_recorded_as_one_server_and_its_fleet(tiers: dict[str, Any]) -> None:
-    (fleet,), (alone,) = run(fleet__replicas=1, **tiers).cases, run(**tiers).cases
-    found = result(fleet)
-    assert found.fleet is not None
-    assert found.model_copy(update={"fleet": None}) == result(alone)
-    assert fleet.totals == alone.totals
-    assert fleet.cache == alone.cache
-    samples = {each.name: sorted(each.samples_ns) for each in fleet.latencies}
-    assert samples == {each.name: sorted(each.samples_ns) for each in alone.latencies}
-
-
-def test_a_split_fleet_is_recorded_with_what_it_sent() -> None:
-    record = run(fleet__prefill__replicas=1, fleet__decode__replicas=2)
-    assert RunRecord.model_validate_json(record.model_dump_json()) == record
-    (case,) = record.cases
-    fleet = result(case).fleet
-    assert fleet is not None
-    assert [each.role for each in fleet.replicas] == ["prefill", "decode", "decode"]
-    prefill, *decode = fleet.replicas
-    assert prefill.sent_bytes > 0
-    assert all(not each.sent_bytes and not each.saved_tokens for each in decode)
-    assert case.totals is not None
-    assert prefill.output_tokens == 0
-    assert sum(each.output_tokens for each in decode) == case.totals.output_tokens
-    assert fleet.decode_router == "dynamo-decode"
-    assert case.totals.requests == 48
-
-
 def test_a_fleet_that_is_interrupted_is_recorded_as_far_as_it_came() -> None:
     def stop(done: int) -> None:
         if done == 20:

@@ -170,16 +170,6 @@ def test_a_decode_replica_waits_for_the_prompt_and_computes_its_last_token() -> 
     assert prefill.replay.scheduler.computed_tokens == 300
 
 
-def test_what_a_decode_replica_has_is_not_sent_again() -> None:
-    config = small_config(
-        fleet__prefill__replicas=1, fleet__decode__replicas=1, prefix__strategy="full"
-    )
-    outcome = run_fleet(config, apart([[1, 2, 3, 4], [1, 2, 3, 4, 5]]))
-    (prefill,), (decode,) = outcome.pools
-    memory = decode.parts.memory
-    assert prefill.link.moved_bytes == (4 + 1) * memory.block_bytes + 2 * memory.slot_bytes
-
-
 @pytest.mark.parametrize("engine", ["vllm:0.33", "sglang:0.5.23"])
 def test_engines_send_what_they_are_known_to_send(engine: str) -> None:
     config = load_config(
@@ -192,18 +182,6 @@ def test_engines_send_what_they_are_known_to_send(engine: str) -> None:
     assert (whole.bytes - rest.bytes) % 256 == 0
     if engine == "vllm:0.33":
         assert whole.descriptors == 512 * 62 + 595
-
-
-def test_a_turn_comes_a_think_time_after_the_answer_before_it() -> None:
-    first = Request(0.0, 128, 40, (1,), 128, session=4, answer_s=7.0)
-    second = Request(10.0, 256, 4, (1, 2), 128, session=4, answer_s=1.0)
-    beside = Request(10.5, 256, 4, (1, 5), 128, session=4, answer_s=1.0)
-    config = small_config(fleet__replicas=2, fleet__sessions="think")
-    answers = run_fleet(config, [first, second, beside]).answers
-    finished_s = answers[0].finished_s
-    assert finished_s is not None
-    assert answers[1].arrival_s == pytest.approx(finished_s + 3.0, rel=1e-12)
-    assert answers[2].arrival_s == pytest.approx(finished_s + 3.5, rel=1e-12)
 
 
 @pytest.mark.parametrize(("delay_ms", "known"), [(0, True), (9_000, True), (11_000, False)])

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from dsv4kv.config.replay import ROUTERS
 from dsv4kv.core.fleet import View
 from dsv4kv.core.served import Served
 from dsv4kv.replay.fleet import routers
@@ -64,13 +63,6 @@ def test_the_gateway_is_out_of_balance_beyond_both_thresholds(
     assert router.choose(asked([1, 2]), [View(requests=load) for load in loads]) == place
 
 
-@pytest.mark.parametrize(("matched", "place"), [(1, 0), (2, 1)])  # 25 % is not more than 30 %
-def test_the_gateway_goes_by_prefix_where_enough_matches(matched: int, place: int) -> None:
-    router = opened("cache_aware")
-    router.sent(asked([1, 2, 3, 4][:matched]), 1)
-    assert router.choose(asked([1, 2, 3, 4]), [View(requests=0), View(requests=9)]) == place
-
-
 def test_the_gateways_tree_forgets_what_was_used_least_recently(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -101,13 +93,3 @@ def test_llm_d_adds_a_prefix_from_the_least_to_the_most_a_free_cache_and_a_short
         for view, tokens in zip(views, found, strict=True):
             view.device_tokens = tokens
         assert router.scores(views) == list(scores)
-
-
-@pytest.mark.parametrize("name", sorted(ROUTERS))
-def test_every_router_chooses_a_replica_without_ids(name: str) -> None:
-    router = opened(name, 3)
-    for number in range(9):
-        request = asked(at=float(number), tokens=100)
-        place = router.choose(request, [View() for _ in range(3)])
-        assert 0 <= place < 3
-        router.sent(request, place)

@@ -77,23 +77,13 @@ def trial_of(
         ("sglang:0.5.20", "cache_aware", None, 3, f"{GATEWAY} cache_aware --eviction-interval-"),
         ("vllm", "round_robin", None, 2, "vllm-router --host 0.0.0.0 --policy round_robin"),
         ("vllm", "cache_aware", None, 2, "vllm-router --host 0.0.0.0 --policy cache_aware"),
-        ("vllm", "consistent_hashing", None, 2, "vllm-router --host 0.0.0.0 --policy consistent_"),
         ("vllm", "dynamo-agentic", None, 2, f"{DYNAMO} --agentic"),
         ("vllm", "dynamo-decode", None, 2, None),
-        ("vllm", "least_loaded", None, 2, None),
         ("vllm", "llm-d:precise", None, 2, None),
-        ("sglang", "consistent_hashing", None, 2, None),
         ("sglang", "dynamo", None, 2, DYNAMO),
         ("vllm", "dynamo", Split(1, 2), 2, DYNAMO),
         ("sglang", "round_robin", Split(1, 2), 1, DYNAMO),  # one prefill replica, no choice
-        (
-            "sglang",
-            "round_robin",
-            Split(1, 2),
-            2,
-            f"{PD} round_robin --decode-policy power_",
-        ),
-        ("sglang", "cache_aware", Split(2, 1), 5, f"{PD} cache_aware --eviction-interval-secs"),
+        ("sglang", "round_robin", Split(1, 2), 2, f"{PD} round_robin --decode-policy power_"),
         ("sglang", "least_loaded", Split(1, 1), 2, None),
         ("vllm", "round_robin", Split(1, 2), 2, None),
         ("sglang", "least_loaded", None, 2, None),
@@ -161,22 +151,6 @@ def test_replicas_share_no_gpu_and_no_port_and_the_router_reaches_them(
                 urls = [w.removeprefix("--decode=") for w in said if w.startswith("--decode=")]
             assert urls == listens[: len(role)]
             del listens[: len(role)]
-
-
-@pytest.mark.parametrize(
-    ("decode", "policy"),
-    [("round_robin", "round_robin"), ("dynamo-decode", "power_of_two"), ("dynamo", None)],
-)
-def test_a_split_is_routed_by_the_decode_router_that_was_planned(
-    decode: str, policy: str | None
-) -> None:
-    setting = f"fleet.decode_router={decode}"
-    trial = trial_of("sglang", "round_robin", Split(1, 1), 2, Layout(tp=2), setting)
-    *_, (whose, command) = launches(trial)
-    assert (f"--decode-policy {policy}" in command) == (policy is not None)
-    assert (f"with {decode}" in whose) == (policy not in (None, decode))
-    *_, (_, unsplit) = launches(trial_of("sglang", "dynamo", None, 2, Layout(tp=2), setting))
-    assert unsplit == DYNAMO
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,24 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsv4kv.budget.inputs import read_inputs
-from dsv4kv.budget.launch import launch_command, read_command
 from dsv4kv.budget.layout import Layout
-from dsv4kv.budget.scenario import resolve
 from dsv4kv.errors import ConfigError
 from dsv4kv.replay.plan.question import Question, Slo, busiest, parse_slos, poisson, unseen_tokens
 from dsv4kv.replay.plan.search import WINDOW, Search, Tally, list_kinds, plan
-from dsv4kv.replay.plan.trial import (
-    Bounds,
-    Kind,
-    Split,
-    Trial,
-    layouts_of,
-    name_args,
-    open_server,
-    parse_splits,
-    simulate,
-)
+from dsv4kv.replay.plan.trial import Kind, Split, name_args, open_server, parse_splits, simulate
 from dsv4kv.traces.request import Request
 from tests.replay.clock.test_fit import run
 
@@ -125,21 +111,6 @@ def test_no_request_is_faster_than_the_bounds(engine: str, seed: int) -> None:
             assert kind.bounds.tpot_s <= trial.values_s[f"tpot_p{percent:g}"]
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_fewer_replicas_than_the_work_needs_break_a_limit(engine: str) -> None:
-    asked = question(5, "ttft_p90=600ms")
-    refuted = 0
-    for layout in (Layout(tp=4), Layout(tp=2, dp=2, ep=4)):
-        kind_server = open_server(asked, SETTINGS, engine, "b200", layout)
-        bounds = Bounds(kind_server, asked)
-        kind, speed = Kind(kind_server, "round_robin", bounds), 100.0
-        fewest = bounds.replicas(speed)
-        if fewest > 1:
-            refuted += 1
-            assert not simulate(asked, asked.requests, kind, fewest - 1, speed).meets
-    assert refuted
-
-
 @pytest.mark.parametrize("slo", ["ttft_p50=300ms", "ttft_p90=900ms", "latency_p50=800ms"])
 @pytest.mark.parametrize("split", [None, Split(1, 1)])
 def test_a_simulation_that_is_given_up_would_have_broken_a_limit(
@@ -158,28 +129,10 @@ def test_a_simulation_that_is_given_up_would_have_broken_a_limit(
         assert quick.meets == sure.meets
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm", "sglang:0.5.15"])
-@pytest.mark.parametrize("preset", ["v4-flash", "v4-pro"])
-def test_a_launch_command_is_read_as_the_layout_it_was_written_for(
-    engine: str, preset: str
-) -> None:
-    for layout, drafts in product(layouts_of(preset), (0, 3)):
-        reading = read_command(launch_command(engine, preset, layout, drafts))
-        assert not reading.unknown
-        assert not reading.uncounted
-        assert reading.texts["model"] == preset
-        (scenario,) = resolve(read_inputs({**reading.texts, "gpu": "b300"}))
-        found = scenario.layout
-        assert (found.tp, found.dp, found.pp) == (layout.tp, layout.dp, layout.pp)
-        assert found.expert_ranks == layout.expert_ranks
-    assert "it's; $(x)" in shlex.split(launch_command(engine, "it's; $(x)", Layout(tp=8)))
-
-
 def test_every_deployment_considered_is_ruled_out_or_simulated() -> None:
     asked, tally = question(1, "ttft_p90=900ms", "tpot_p50=30ms"), Tally()
     answer = plan(open_search(asked, kinds_of(asked, tally=tally, gpus=["b200"]), tally))
-    assert sum(tally.pruned.values()) + len(answer.trials) == tally.considered
-    assert tally.considered == 2 * sum(8 // each.gpus for each in layouts_of(MODEL))
+    assert sum(tally.pruned.values()) + len(answer.trials) == tally.considered == 52
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -195,16 +148,6 @@ def test_a_safer_answer_is_what_a_search_with_its_limits_finds(seed: int) -> Non
     assert (safer.kind.label, safer.units) == (alone.kind.label, alone.units)
 
 
-def test_a_runner_up_is_no_worse_than_another_deployment() -> None:
-    asked = replace(question(1, "ttft_p90=2s", speed=4.0), most_gpus=32)
-    answer = plan(open_search(asked, kinds_of(asked, gpus=["b200"])))
-    second = answer.second
-    assert second is not None
-    for each in (e for e in answer.trials if e.meets and e.kind.servers != second.kind.servers):
-        cheaper = each.cost <= second.cost and each is not answer.best
-        assert not cheaper or each.values_s["ttft_p90"] >= second.values_s["ttft_p90"]
-
-
 def test_the_whole_trace_says_how_many_are_enough_and_not_its_fullest_window() -> None:
     burst = small_trace(1, count=30, gap_s=0.001)
     calm = [replace(each, arrival_s=100.0 + 10 * n) for n, each in enumerate(small_trace(2, 90))]
@@ -218,31 +161,6 @@ def test_the_whole_trace_says_how_many_are_enough_and_not_its_fullest_window() -
     assert whole is not None
     assert answer.best.cost == whole
     assert answer.best.cost < search.find_cheapest()[0].cost
-
-
-def test_a_server_that_only_the_window_refuses_is_tried_on_the_whole_trace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = replace(question(1, "ttft_p50=100s"), requests=small_trace(1, 60), most_gpus=16)
-    kinds = [each for each in kinds_of(asked, gpus=["b200"]) if each.router == "round_robin"]
-    needed = {"b200 TP4": (3, 3), "b200 TP8": (2, 2), "b200 TP2": (9, 5)}  # window, whole
-
-    def simulate_known(
-        asked: Question, requests: Sequence[Request], kind: Kind, units: int, speed: float,
-        *_: object, **__: object,
-    ) -> Trial:  # fmt: skip
-        least = needed.get(kind.server.label, (99, 99))[requests is asked.requests]
-        count, meets = len(requests), units >= least
-        served = count if meets else count * units // (2 * least)
-        times_s = {slo.label: 0.1 for slo in asked.slos} if meets else {}
-        return Trial(
-            kind, units, speed, kind.cost(units, asked), times_s, 1, 1, meets, count, count, served
-        )
-
-    monkeypatch.setattr("dsv4kv.replay.plan.search.simulate", simulate_known)
-    best = plan(open_search(asked, kinds, window=20)).best
-    assert best is not None
-    assert (best.kind.server.label, best.units) == ("b200 TP2", 5)
 
 
 def test_with_think_times_a_queue_makes_requests_come_later_and_one_replica_may_do() -> None:
@@ -279,17 +197,6 @@ def test_prompt_tokens_seen_before_need_not_be_computed() -> None:
     first, longer = Request(0, 1024, 1, (1, 2), 512), Request(1, 1536, 1, (1, 2, 3), 512)
     assert unseen_tokens([first, longer, first]) == [1024, 512, 1]
     assert unseen_tokens([first, longer, first], any_order=True) == [1, 512, 1]
-
-
-def test_a_queue_that_grows_breaks_a_limit_however_long_it_is() -> None:
-    """One b200 TP2 computes about 16 such prompts a second."""
-    slos = parse_slos(["ttft_p90=20s"])
-    requests = poisson(2000, 300, 20.0, 0, slos)
-    assert requests[-1].arrival_s > 190
-    asked = Question(requests, slos, most_gpus=4)
-    kinds = [kind for kind in kinds_of(asked, gpus=["b200"]) if kind.server.label == "b200 TP2"]
-    assert not simulate(asked, requests, kinds[0], 1, 1.0).meets
-    assert simulate(asked, requests, kinds[0], 2, 1.0).meets
 
 
 @pytest.mark.parametrize(
@@ -333,14 +240,6 @@ def test_what_would_have_no_effect_or_no_sense_is_refused(words: list[str], said
     done = run(["plan", *trace, "--slo", "ttft_p99=2s", *words])
     assert done.exit_code == 2, done.output
     assert said in " ".join(done.output.split())
-
-
-def test_a_request_is_good_that_keeps_the_tightest_limit_of_every_time() -> None:
-    asked = question(1, "ttft_p50=1ms", "ttft_p90=100s")
-    kind = kinds_of(replace(asked, slos=LOOSE))[0]
-    for slos in (asked.slos, asked.slos[::-1]):
-        loose = replace(asked, slos=tuple(replace(slo, percent=99.9) for slo in slos))
-        assert simulate(loose, asked.requests[:1], kind, 1, 1.0).good == 0.0
 
 
 def test_args_that_choose_a_layout_are_refused() -> None:

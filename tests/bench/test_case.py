@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -12,11 +13,11 @@ from dsv4kv.bench.run import run_bench, run_case
 from dsv4kv.bench.serve.loop import open_requests
 from dsv4kv.cache.manager import KVCacheManager, PagedKVPool
 from dsv4kv.config.bench import BenchConfig, Synthetic, WorkloadSection
-from dsv4kv.config.load import Point, expand_axes, load_config
+from dsv4kv.config.load import expand_axes, load_config
 from dsv4kv.errors import ConfigError, TraceError
 from dsv4kv.ops import cpu
 from dsv4kv.runs.points import Invocation
-from dsv4kv.runs.schema import Case, RunRecord
+from dsv4kv.runs.schema import Case
 from dsv4kv.traces.synth import synthesize
 from tests.bench.settings import BOOKS, TINY, tiny_config
 
@@ -25,76 +26,11 @@ def run(config: BenchConfig) -> Case:
     return run_case({}, config, lambda _tokens: None)
 
 
-@pytest.fixture(scope="module")
-def served() -> Case:
-    return run(tiny_config())
-
-
-def test_every_pool_is_allocated_as_predicted(served: Case) -> None:
-    assert served.cache
-    assert [(pool.name, pool.layer_type) for pool in served.cache.pools] == [
-        ("main", "csa"),
-        ("main", "hca"),
-        ("indexer", "csa"),
-        ("window", "swa"),
-        ("window", "csa"),
-        ("window", "hca"),
-        ("state", "csa"),
-        ("state", "hca"),
-        ("tables", "all"),
-    ]
-    for pool in served.cache.pools:
-        assert pool.predicted_bytes == pool.allocated_bytes
-        assert pool.predicted_bytes == pool.layers * pool.units * pool.unit_bytes > 0
-
-
-def test_outputs_are_checked_and_equal(served: Case) -> None:
-    verification = served.verification
-    prompts, steps = {"compressed KV", "indexer keys"}, {"index_scores", "select_topk", "attend"}
-    assert set(verification.by_operation) == prompts | steps
-    assert verification.checks == sum(verification.by_operation.values()) > 10
-    assert verification.failures == []
-
-
-@pytest.mark.parametrize("preset", ["v4-flash", "v4-pro", "v4.1-flash", "v3.2"])
-def test_the_books_of_every_shipped_model_can_be_run(preset: str) -> None:
-    case = run(tiny_config(BOOKS, f"model.preset={preset}", "model.layers=null"))
-    assert case.status == "complete"
-    assert case.cache
-    assert sum(case.cache.layers.values()) == case.cache.total_layers
-
-
 # ---- models whose layers are of other kinds -----------------------------------------------------
 
 V41 = ("model.preset=v4.1-flash", "model.layers=[0, 2, 3, 20, 21, 24]")
 """A window; an owner of ratio 2 and a reader; one of ratio 1, readers without and with keys."""
-INTERLEAVED = (
-    "model.formats.main=fp4_interleaved",
-    "model.formats.window=fp8_group32_interleaved",
-)
-DRAFTS = ("workload.speculative.draft_tokens=2", "workload.speculative.acceptance=0.5")
 SAMPLED_OFTEN = "measure.verify_every=1"
-
-
-@pytest.mark.parametrize(
-    "more", [(), INTERLEAVED, DRAFTS], ids=["block-split", "interleaved", "drafts"]
-)
-def test_v41_moves_real_bytes_and_they_are_right(more: tuple[str, ...]) -> None:
-    case = run(tiny_config(*V41, SAMPLED_OFTEN, *more))
-    assert (case.status, case.verification.failures) == ("complete", [])
-    assert set(case.verification.by_operation) == {
-        "compressed KV",
-        "indexer keys",
-        "index_scores",
-        "select_topk",
-        "attend",
-    }
-    times = {(each.name, each.layer_type) for each in case.operations}
-    assert times >= {
-        ("norm_rope_insert", "csa"),
-        ("indexer_norm_rope_insert", "csa"),
-        ("flush", "csa"),
-    }
 
 
 @pytest.mark.parametrize("main", ["fp8_ds_mla", "bf16", "fp8"])
@@ -105,13 +41,7 @@ def test_v32_moves_real_bytes_and_they_are_right(main: str) -> None:
     )
     assert (case.status, case.verification.failures) == ("complete", [])
     assert set(case.verification.by_operation) == {"compressed KV", "indexer keys"}
-    assert {each.name for each in case.operations} == {
-        "entry_insert",
-        "indexer_insert",
-        "gather_topk",
-        "gather_all",
-        "indexer_gather_all",
-    }
+    assert {"entry_insert", "indexer_insert"} < {each.name for each in case.operations}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +101,7 @@ def test_ctrl_c_keeps_what_was_measured(data: str, steps: int) -> None:
     assert bool(case.operations) == (data == "real" and steps > 0)
 
 
-@pytest.mark.parametrize("operation", ["window_insert", "state_append", "attend"])
+@pytest.mark.parametrize("operation", ["window_insert", "attend"])
 def test_ctrl_c_in_the_middle_of_a_step_leaves_a_whole_record(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,24 +128,6 @@ def test_a_cache_larger_than_memory_is_refused_before_it_is_built() -> None:
         check_memory(config, plan, needed - 1, None)
 
 
-class Watcher:
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.total_tokens = 0
-        self.cases: list[Point[BenchConfig]] = []
-        self.tokens = 0
-
-    def start(self, total_tokens: int) -> None:
-        self.total_tokens = total_tokens
-
-    def case(self, case: Point[BenchConfig]) -> None:
-        self.cases.append(case)
-
-    def advance(self, tokens: int) -> None:
-        self.tokens += tokens
-
-
 def invoke(*axes: str, settings: tuple[str, ...] = (BOOKS,)) -> Invocation[BenchConfig]:
     given = {setting.partition("=")[0] for setting in (*settings, *axes)}
     overrides = [*(each for each in TINY if each.partition("=")[0] not in given), *settings]
@@ -224,11 +136,6 @@ def invoke(*axes: str, settings: tuple[str, ...] = (BOOKS,)) -> Invocation[Bench
     return Invocation(["dsv4kv", "bench", "smoke"], loaded, cases, overrides, axes)
 
 
-def run_all(*axes: str, settings: tuple[str, ...] = (BOOKS,)) -> RunRecord:
-    return run_bench(invoke(*axes, settings=settings), Watcher())
-
-
-SHARING = "cache.sharing=model,type,layer"
 LINE = '{"arrival_s": 0, "input_tokens": 5, "output_tokens": 2}\n'
 
 
@@ -250,7 +157,7 @@ LINE = '{"arrival_s": 0, "input_tokens": 5, "output_tokens": 2}\n'
 def test_a_case_that_fails_does_not_end_a_sweep(
     axis: str, statuses: list[str], sentence: str
 ) -> None:
-    record = run_all(axis)
+    record = run_bench(invoke(axis), Mock())
     assert record.status == "failed"
     assert [case.status for case in record.cases] == statuses
     failed = record.cases[statuses.index("failed")]
@@ -261,22 +168,19 @@ def test_a_case_that_fails_does_not_end_a_sweep(
 def test_a_defective_trace_is_refused_before_anything_runs(tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(LINE + LINE[:30])
-    watcher = Watcher()
-    invocation = invoke(SHARING, settings=(BOOKS, f"workload.trace={trace}"))
+    watcher = Mock()
+    invocation = invoke(
+        "cache.sharing=model,type,layer", settings=(BOOKS, f"workload.trace={trace}")
+    )
     with pytest.raises(TraceError, match=r"trace\.jsonl:2: "):
         run_bench(invocation, watcher)
-    assert watcher.cases == []
-
-
-SYNTHETIC = Synthetic(requests=20)
-
-
-def synthetic(skip: int = 0, limit: int | None = None) -> WorkloadSection:
-    return WorkloadSection(trace=None, synthetic=SYNTHETIC, skip=skip, limit=limit)
+    watcher.case.assert_not_called()
 
 
 @given(skip=st.integers(0, 25), limit=st.none() | st.integers(1, 25))
 def test_skip_and_limit_take_a_slice(skip: int, limit: int | None) -> None:
-    every = list(synthesize(SYNTHETIC, 0))
+    made = Synthetic(requests=20)
+    asked = WorkloadSection(trace=None, synthetic=made, skip=skip, limit=limit)
+    every = list(synthesize(made, 0))
     end = None if limit is None else skip + limit
-    assert list(open_requests(synthetic(skip, limit), seed=0)) == every[skip:end]
+    assert list(open_requests(asked, seed=0)) == every[skip:end]

@@ -2,8 +2,11 @@
 
 import os
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -17,7 +20,6 @@ from dsv4kv.bench.telemetry import Telemetry
 from dsv4kv.runs.parts import GpuSamples
 from dsv4kv.runs.parts import Telemetry as TelemetryRecord
 from dsv4kv.runs.schema import Case
-from tests.bench.fake_nvml import OTHER_UUID, OWN_PID, UUID, FakeNvml, refuse
 from tests.bench.settings import ANY_STEP, tiny_config
 from tests.gpu_twin import twin_gpu
 
@@ -47,17 +49,6 @@ def test_every_row_that_was_timed_on_a_gpu_has_its_window(gpu_case: Case) -> Non
     assert all(each.converged is not None for each in timed)  # a busy machine may not let them
 
 
-def test_a_case_on_the_cpu_has_two_windows_with_polls_around_them() -> None:
-    case = run_case({}, tiny_config(), lambda _tokens: None)
-    telemetry = telemetry_of(case)
-    assert [each.name for each in telemetry.windows] == ["memcpy", "serve"]
-    assert telemetry.gpu_samples is None
-    assert telemetry.host_samples is not None
-    at_ns = telemetry.host_samples.at_ns
-    assert at_ns[0] < telemetry.windows[0].started_ns
-    assert at_ns[-1] > telemetry.windows[-1].ended_ns
-
-
 def test_a_run_that_cannot_be_polled_is_measured_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -70,6 +61,9 @@ def test_a_run_that_cannot_be_polled_is_measured_all_the_same(
     }
 
 
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+OTHER_UUID = UUID.replace("1", "9")
+OWN_PID = 4321
 INTERVAL_NS = 5_000_000
 LIBRARY = """
 import os, time
@@ -118,20 +112,6 @@ def wait_for_polls(telemetry: Telemetry, count: int) -> None:
         time.sleep(0.005)
 
 
-def test_a_gpu_is_polled_while_the_run_goes_on(library: Any) -> None:
-    library()
-    with Telemetry(UUID, INTERVAL_NS) as telemetry:
-        wait_for_polls(telemetry, 4)
-    readings = telemetry.readings
-    assert {poll["sm_clock_mhz"] for poll in readings.often} == {1_980}
-    at_ns = [poll["at"] for poll in readings.often]
-    assert len(at_ns) >= 4
-    assert at_ns == sorted(at_ns)
-    assert telemetry.started_ns < at_ns[0]
-    assert "own_cpu_ns" in readings.host[0]
-    assert readings.absent["power_mw"] == "Not Supported"
-
-
 @pytest.mark.parametrize(
     ("reasons", "throttled"),
     [(0x0, False), (0x4, False), (0x8, True), (0x20, True), (0x44, True), (0x80, True)],
@@ -168,12 +148,58 @@ def test_a_library_that_hangs_is_not_waited_for(
     assert telemetry._process.returncode is not None
 
 
+def refuse(code: int) -> Callable[..., Any]:
+    """A function that fails."""
+
+    def fail(*_: Any) -> Any:
+        raise pynvml.NVMLError(code)
+
+    return fail
+
+
+class FakeNvml:
+    """One GPU that answers, refuses, lacks a function or disappears: stands for ``pynvml``.
+
+    Constants, structures and errors are the real module's, which needs no driver for them.
+    """
+
+    def __init__(self, lacking: str = "", **answers: Any) -> None:
+        self.lacking, self.gone, self.calls = lacking, False, list[str]()
+        power = pynvml.c_nvmlFieldValue_t()
+        power.nvmlReturn, power.valueType, power.value.uiVal = pynvml.NVML_SUCCESS, 1, 512_000
+        usual: dict[str, Callable[..., Any]] = {
+            "nvmlInit": lambda: None,
+            "nvmlDeviceGetHandleByUUID": lambda uuid: uuid == UUID or absent(),
+            "nvmlDeviceGetClockInfo": lambda _, kind: 1_980 + 1_221 * (kind != 1),
+            "nvmlDeviceGetCurrentClocksEventReasons": lambda _: 0x4,
+            "nvmlDeviceGetTemperature": lambda *_: 61,
+            "nvmlDeviceGetFieldValues": lambda _, ids: [power for _each in ids],
+            "nvmlDeviceGetComputeRunningProcesses": lambda _: [
+                SimpleNamespace(pid=pid) for pid in (OWN_PID, 7, 8)
+            ],
+        }
+        self.answers, absent = usual | answers, refuse(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(pynvml, name)
+        if name == self.lacking:
+            raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
+
+        def call(*arguments: Any) -> Any:
+            self.calls.append(name)
+            gone = refuse(pynvml.NVML_ERROR_GPU_IS_LOST)
+            answer = self.answers.get(name, refuse(pynvml.NVML_ERROR_NOT_SUPPORTED))
+            return (gone if self.gone else answer)(*arguments)
+
+        return call if name.startswith("nvml") else found
+
+
 def open_gpu(nvml: FakeNvml, uuid: str = UUID) -> polling.NvmlGpu:
     return polling.NvmlGpu(nvml, uuid, OWN_PID)
 
 
 def test_a_gpu_tells_its_state_and_who_else_uses_it() -> None:
-    gpu = open_gpu(FakeNvml(reasons=0x4, pids=[OWN_PID, 7, 8]))
+    gpu = open_gpu(FakeNvml())
     assert gpu.ask("often") == {
         "sm_clock_mhz": 1_980,
         "memory_clock_mhz": 3_201,
@@ -190,15 +216,14 @@ def test_a_gpu_tells_its_state_and_who_else_uses_it() -> None:
     ("changes", "absent"),
     [
         *(
-            ({"answers": {"nvmlDeviceGetTemperature": refuse(code)}}, {"temperature_c": reason})
+            ({"nvmlDeviceGetTemperature": refuse(code)}, {"temperature_c": reason})
             for code, reason in (
                 (pynvml.NVML_ERROR_NOT_SUPPORTED, "Not Supported"),
                 (pynvml.NVML_ERROR_NO_PERMISSION, "Insufficient Permissions"),
-                (pynvml.NVML_ERROR_TIMEOUT, "Timeout"),
             )
         ),
         (
-            {"lacking": {"nvmlDeviceGetFieldValues"}},
+            {"lacking": "nvmlDeviceGetFieldValues"},
             {"power_mw": "module 'pynvml' has no attribute 'nvmlDeviceGetFieldValues'"},
         ),
     ],
@@ -214,11 +239,11 @@ def test_what_is_refused_is_absent_with_the_reason_and_the_rest_goes_on(
 
 
 def test_an_older_driver_tells_reasons_under_their_older_name() -> None:
-    answers = {
+    answers: dict[str, Any] = {
         "nvmlDeviceGetCurrentClocksEventReasons": refuse(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x40,
     }
-    assert open_gpu(FakeNvml(answers=answers)).ask("often")["reasons"] == 0x40
+    assert open_gpu(FakeNvml(**answers)).ask("often")["reasons"] == 0x40
 
 
 def test_a_part_of_a_split_gpu_is_found_by_its_own_prefix() -> None:
@@ -227,7 +252,7 @@ def test_a_part_of_a_split_gpu_is_found_by_its_own_prefix() -> None:
             return "instance"
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
-    nvml = FakeNvml(answers={"nvmlDeviceGetHandleByUUID": find})
+    nvml = FakeNvml(nvmlDeviceGetHandleByUUID=find)
     assert open_gpu(nvml, "11111111-2222").ask("often")["sm_clock_mhz"] == 1_980
 
 
@@ -246,45 +271,22 @@ def test_without_library_driver_or_such_a_gpu_it_is_gone_with_the_reason(
     answers: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(polling.GpuGone, match=f"^{reason}$"):
-        open_gpu(FakeNvml(answers=answers), OTHER_UUID)
-
-
-@dataclass
-class Run:
-    """Polls until ``polls`` have been; ``events`` are called before the poll of that number."""
-
-    nvml: FakeNvml
-    polls: int = 20
-    delay_ns: int = 0
-    events: dict[int, Any] = field(default_factory=dict)
-    now_ns: int = 1_000
-    waited: list[float] = field(default_factory=list)
-    lines: list[dict[str, Any]] = field(default_factory=list)
-
-    def stopped(self, seconds: float) -> bool:
-        self.waited.append(seconds)
-        self.now_ns += round(seconds * 1e9)
-        if event := self.events.get(len(self.waited)):
-            event()
-        return len(self.waited) >= self.polls
-
-    def write(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
-        self.now_ns += self.delay_ns
-
-    def go(self, gpu: polling.NvmlGpu | None = None) -> dict[str, list[dict[str, Any]]]:
-        found = gpu or polling.NvmlGpu(self.nvml, UUID, OWN_PID)
-        host = polling.HostReader(OWN_PID)
-        polling.poll(found, host, self.write, self.stopped, INTERVAL_NS, lambda: self.now_ns)
-        kinds = ("often", "seldom", "host", "absent")
-        return {kind: [each for each in self.lines if each["kind"] == kind] for kind in kinds}
+        open_gpu(FakeNvml(**answers), OTHER_UUID)
 
 
 def test_a_gpu_that_disappears_leaves_what_it_told_and_the_reason() -> None:
-    run = Run(FakeNvml(), polls=20)
-    run.events = {8: lambda: setattr(run.nvml, "gone", True)}
-    lines = run.go()
-    assert len(lines["often"]) == 8
-    assert lines["absent"][0]["gpu"] == "NVML: GPU is lost, in the middle of the run"
-    assert len(lines["host"]) == 5  # goes on
-    assert run.nvml.calls.count("nvmlDeviceGetClockInfo") == 2 * 8 + 1  # and no more
+    nvml, waits, lines = FakeNvml(), count(1), list[dict[str, Any]]()
+
+    def stopped(_: float) -> bool:
+        nvml.gone = (number := next(waits)) >= 8
+        return number >= 20
+
+    moments = count(1_000, INTERVAL_NS)
+    host = polling.HostReader(OWN_PID)
+    polling.poll(open_gpu(nvml), host, lines.append, stopped, INTERVAL_NS, lambda: next(moments))
+    kinds = Counter(line["kind"] for line in lines)
+    assert kinds["often"] == 8
+    absent, *_ = (line for line in lines if line["kind"] == "absent")
+    assert absent["gpu"] == "NVML: GPU is lost, in the middle of the run"
+    assert kinds["host"] > 2  # goes on
+    assert nvml.calls.count("nvmlDeviceGetClockInfo") == 2 * 8 + 1  # and no more

@@ -38,14 +38,14 @@ def make_launched_case(
     return make_case(**facts | changes)
 
 
-def make_launches(count: int, first_minute: int = 0, *, in_turns: bool = False) -> list[Launch]:
-    """One launch a minute, or as many pairs with the launches of another side."""
+def make_launches(count: int) -> list[Launch]:
+    """One launch a minute."""
     return [
         Launch(
-            pair=f"pair-{index}" if in_turns else "",
+            pair="",
             launch=index,
-            started_utc=f"2026-11-21T04:{first_minute + index:02}:00+00:00",
-            ended_utc=f"2026-11-21T04:{first_minute + index:02}:09+00:00",
+            started_utc=f"2026-11-21T04:{index:02}:00+00:00",
+            ended_utc=f"2026-11-21T04:{index:02}:09+00:00",
             status="complete",
             error=None,
         )

@@ -1,7 +1,6 @@
 """Verdicts on machines whose truth is known, and ratios by ranks against every order there is."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations, product
@@ -54,32 +53,6 @@ def test_a_change_within_the_floor_is_none_and_beyond_it_one(
     assert judged(TIGHT, [factor * t for t in TIGHT]).verdict is verdict
 
 
-@pytest.mark.parametrize("change", [1.0, 1.005, 0.995])
-@pytest.mark.parametrize("scatter", [0.03, 0.05])
-def test_the_launches_that_are_said_to_decide_mostly_do(change: float, scatter: float) -> None:
-    rng = np.random.default_rng(7)
-
-    def run(launches: int) -> vd.Judgement:
-        return vd.judge_pairs(np.exp(rng.normal(np.log(change), scatter, launches)).tolist())
-
-    unclear = [found for _ in range(40) if (found := run(7)).verdict is UNCLEAR]
-    needed = [int(re.findall(r"about ([\d,]+)", f.reason)[0].replace(",", "")) for f in unclear]
-    assert len(unclear) > 10
-    assert min(needed) > 7
-    decided = [run(round(np.median(needed))).verdict for _ in range(20)]
-    assert decided.count(UNCLEAR) <= 10
-
-
-def test_many_verdicts_at_once_take_more_launches_and_say_how_many() -> None:
-    four = TIGHT[:4]
-    slower = [2 * t for t in four]
-    assert judged(four, slower).verdict is SLOWER
-    found = judged(four, slower, verdicts=25)
-    assert (found.verdict, found.interval) == (UNCLEAR, None)
-    assert found.reason == "too few launches: 25 verdicts need 5 a side"
-    assert vd.judge_pairs([2.0] * 4, verdicts=25).reason == found.reason
-
-
 @pytest.mark.parametrize("launches", [2, 3])
 def test_fewer_than_four_launches_have_no_interval_however_alike_they_are(launches: int) -> None:
     """Of two pairs Student's t reaches to +5.9e32 %."""
@@ -109,7 +82,7 @@ def interval(ratio: Ratio) -> tuple[float, float]:
     return ratio.low, ratio.high
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 4), (5, 4), (4, 6), (7, 7)])
+@pytest.mark.parametrize(("before", "after"), [(4, 4), (4, 6), (7, 7)])
 @pytest.mark.parametrize("tail", [0.025, 0.05, 0.2])
 def test_the_interval_of_sides_ends_where_all_orders_of_equals_are_as_rare_as_the_tail(
     before: int, after: int, tail: float
@@ -162,23 +135,15 @@ def test_of_four_launches_the_interval_is_welchs_where_ranks_are_not_rare_enough
     assert np.log(interval(found)) == pytest.approx((1 - reach, 1 + reach), abs=1e-6)
 
 
-@given(times, times, tails)
+@given(times, times, ratios, tails)
 def test_the_interval_holds_the_ratio_and_turns_over_with_the_sides(
-    before: list[float], after: list[float], tail: float
+    before: list[float], after: list[float], found: list[float], tail: float
 ) -> None:
-    there, back = ratio_of_sides(before, after, tail), ratio_of_sides(after, before, tail)
-    assert there.low <= there.value <= there.high
-    assert [1 / back.high, 1 / back.low] == pytest.approx(interval(there), rel=1e-6)
-
-
-@given(ratios, tails)
-def test_the_interval_of_pairs_holds_the_ratio_and_turns_over_with_the_sides(
-    found: list[float], tail: float
-) -> None:
-    there = ratio_of_pairs(found, tail)
-    back = ratio_of_pairs([1 / each for each in found], tail)
-    assert there.low <= there.value <= there.high
-    assert [1 / back.high, 1 / back.low] == pytest.approx(interval(there), rel=1e-6)
+    sides = ratio_of_sides(before, after, tail), ratio_of_sides(after, before, tail)
+    pairs = ratio_of_pairs(found, tail), ratio_of_pairs([1 / each for each in found], tail)
+    for there, back in (sides, pairs):
+        assert there.low <= there.value <= there.high
+        assert [1 / back.high, 1 / back.low] == pytest.approx(interval(there), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +178,6 @@ def wave(rng: Generator, after: Logs) -> Logs:
 
 MACHINES: dict[str, Machine] = {
     "normal, 1 %": lambda rng, after: rng.normal(0, 0.01, len(after)),
-    "normal, 10 %": lambda rng, after: rng.normal(0, 0.1, len(after)),
     "heavy tails, 1 %": lambda rng, after: 0.01 * rng.standard_t(2, len(after)),
     "two modes 8 % apart": two_modes,
     "1 % before, 3 % after": lambda rng, after: rng.normal(0, 0.01, len(after)) * (1 + 2 * after),

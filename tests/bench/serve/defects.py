@@ -14,7 +14,7 @@ from dsv4kv.cache.step import Step
 from dsv4kv.model.config import AttentionType
 from dsv4kv.ops import cpu
 from dsv4kv.ops.spec import OPERATIONS
-from dsv4kv.ops.storage import Compressor, PageStore
+from dsv4kv.ops.storage import PageStore
 from tests.bench.serve.serving import Meddle
 
 Break = Callable[[pytest.MonkeyPatch], Meddle | None]
@@ -59,13 +59,6 @@ def swap_blocks(rows: tuple[int, int], columns: tuple[int, int], step: int) -> B
         blocks[rows, columns] = blocks[rows[::-1], columns[::-1]]
 
     return at_step(step, harm)
-
-
-def zero_pages(part: str, layer: int) -> Break:
-    def harm(manager: KVCacheManager) -> None:
-        getattr(manager.pools[layer], part).pages.zero_()
-
-    return at_step(3, harm)
 
 
 def replace_op(name: str, wrong: Callable[..., Any], module: Any = cpu) -> Break:
@@ -143,13 +136,6 @@ wrong_ring = change(
     "positions",
     lambda ring, positions, **_: positions % (ring.layout.entries - 1),
 )
-# too small by one group: the previous group is overwritten
-wrong_state_ring = change(
-    "state_append", "positions", lambda compressor, positions, **_: positions % compressor.ratio
-)
-neighbour_state = change("state_append", "slots", lambda slots, **_: slots.roll(1))
-# the rows that a chunk leaves in the state are lost
-losing_chunk = change("compress_chunk", "state", lambda state, **_: state.clone())
 unbiased_state = change(
     "state_append",
     "compressor",
@@ -170,19 +156,3 @@ def once_per_position(argument: int) -> Callable[..., None]:
         right(*(a[new] if isinstance(a, Tensor) and a is not memory else a for a in arguments))
 
     return wrong
-
-
-def swapped_halves(
-    right: Callable[..., tuple[Tensor, Tensor]], compressor: Compressor, kv: Tensor, score: Tensor
-) -> tuple[Tensor, Tensor]:
-    return right(compressor, kv.roll(compressor.dim, -1), score.roll(compressor.dim, -1))
-
-
-def plain_mean(_right: Callable[..., Tensor], kv: Tensor, _score: Tensor) -> Tensor:
-    return kv.mean(dim=1)
-
-
-def lose_all_but_the_first(right: Callable[..., None], *arguments: Any) -> None:
-    """Outputs of the first request alone."""
-    right(*arguments)
-    arguments[-1][1:] = 0

@@ -1,11 +1,11 @@
 """``dsv4kv bench tiers``: real prefixes there and back, in two tables and an answer."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -74,20 +74,15 @@ def test_bytes_that_come_back_wrong_fail_the_run(
     assert "error: memory, 256 tokens: csa: object 1" in done.stderr
 
 
-def lose(*_: object) -> None:
-    pass
-
-
-def fail(*_: object) -> None:
-    raise StoreUnavailable("NOAUTH Authentication required")
-
-
 @pytest.mark.parametrize(
     ("put", "sentence"),
-    [(lose, "256 tokens were stored and 0 came back"), (fail, "error: NOAUTH")],
+    [
+        (Mock(), "256 tokens were stored and 0 came back"),
+        (Mock(side_effect=StoreUnavailable("NOAUTH Authentication required")), "error: NOAUTH"),
+    ],
 )
 def test_a_store_that_loses_objects_or_fails_fails_the_run_with_its_cause(
-    put: Callable[..., None], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    put: Mock, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MemoryStore, "put", put)
     done = tiers("--set", "stores=[memory]", "--set", "lengths=[256]", folder=tmp_path)
@@ -95,15 +90,11 @@ def test_a_store_that_loses_objects_or_fails_fails_the_run_with_its_cause(
     assert sentence in " ".join(done.stderr.split())
 
 
-def estimate(value: float) -> Estimate:
-    return Estimate(value, value / 10)
-
-
 def made_up(computed_ns: float | None) -> TiersOutcome:
     """2,048 tokens are back in 10 ms, 65,536 in 100 ms; computing takes ``computed_ns`` each."""
     outcome = TiersOutcome("v4-flash", "1 × h200", checks=12)
     for tokens, restored in ((2_048, 1e7), (65_536, 1e8)):
-        times = estimate(3e7), estimate(restored)
+        times = Estimate(3e7, 3e6), Estimate(restored, restored / 10)
         row = PrefixRow("file", tokens, 7_885_312, 12_000_000, *times, computed_ns)
         outcome.prefixes.append(row)
     return outcome

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsv4kv.bench.library import Bytes, MemoryStore, Prefix, Restored
 from dsv4kv.errors import OutOfBlocks, StoreFull, StoreUnavailable
-from tests.bench.tiers.world import World, on_twin, tokens_of
+from tests.bench.tiers.world import World, tokens_of
 from tests.examples import examples
 
 BLOCK = 128
@@ -70,13 +70,6 @@ def test_however_a_prompt_was_computed_it_goes_on_as_one_that_never_left(
 )
 def test_every_format_and_layout_comes_back(settings: tuple[str, ...]) -> None:
     check_round_trip(World(*settings), 256, [], 390)
-
-
-@pytest.mark.parametrize("model", ["v4-flash", "v4.1-flash"])
-def test_a_cache_on_a_gpu_stores_and_restores_the_same(model: str) -> None:
-    here = world(model)
-    with on_twin(here.cache):
-        check_round_trip(here, 384, [], 515)
 
 
 def test_a_prefix_that_does_not_fit_is_refused_and_nothing_has_changed() -> None:

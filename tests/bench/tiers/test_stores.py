@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,13 +22,6 @@ CALLS = ("put", "get", "whole", "delete")
 Step = tuple[str, list[tuple[str, int]]]
 _objects = st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(SIZES)), max_size=4)
 STEPS = st.lists(st.tuples(st.sampled_from(CALLS), _objects), max_size=12)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """One for every example."""
-    with tempfile.TemporaryDirectory() as made:
-        yield Path(made)
 
 
 @KINDS
@@ -68,7 +60,7 @@ def check_found(store: Store, plain: dict[str, bytes], wanted: list[tuple[str, i
 
 @KINDS
 def test_a_name_that_several_write_and_read_at_once_is_one_of_theirs_whole(
-    kind: str, folder: Path
+    kind: str, tmp_path: Path
 ) -> None:
     names = [f"shared-{number}" for number in range(4)]
 
@@ -83,7 +75,7 @@ def test_a_name_that_several_write_and_read_at_once_is_one_of_theirs_whole(
 
     known = {content(100 * worker + turn, 20_000).tobytes()
              for worker in range(4) for turn in range(6)}  # fmt: skip
-    with opened(kind, folder) as store, ThreadPoolExecutor(4) as pool:
+    with opened(kind, tmp_path) as store, ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
         assert store.exists(names).all()
 

@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dsv4kv.bench.objects import coalesce, describe, geometry_of, rows_needed
 from dsv4kv.bench.transfer import Memory, make_manifest, receive
@@ -14,7 +12,6 @@ from dsv4kv.cache.manager import KVCacheManager, prepare_forward
 from dsv4kv.model.formats import FORMATS, PageLayout
 from dsv4kv.model.plan import Family, Kept, plan_cache
 from dsv4kv.model.presets import load_model
-from tests.examples import examples
 
 LENGTHS = [1, 3, 4, 127, 128, 129, 255, 256, 257, 0]
 LAYERS = {"v4-flash": (0, 1, 2, 3, 4, 43), "v4.1-flash": None, "v3.2": (0, 1)}
@@ -118,50 +115,6 @@ def test_rows_are_the_same_in_another_cache(
         there = moved(source, slot, target, tokens)
         assert rows_of(target, there, tokens) == rows_of(source, slot, tokens), tokens
         target.release_request(there, target.generation(there))
-
-
-@examples(100)
-@given(
-    rows=st.tuples(st.sampled_from([1, 2, 16, 32, 64, 128]), st.sampled_from([2, 32, 64, 256])),
-    form=st.sampled_from(["fp8_ds_mla", "bf16"]),
-    first=st.integers(0, 300),
-    count=st.integers(0, 400),
-    seed=st.integers(0, 99),
-)
-def test_pages_of_any_two_sizes_hold_the_same_rows(
-    rows: tuple[int, int], form: str, first: int, count: int, seed: int
-) -> None:
-    """Every byte of every row arrives at its row's place, merged or not."""
-    random = np.random.default_rng(seed)
-    layouts = [PageLayout(FORMATS["main"][form], n) for n in rows]
-    families = [
-        Family("csa", "main", Kept.PAGES, (0,), 4, 4 * n, page.page_bytes, layout=page)
-        for n, page in zip(rows, layouts, strict=True)
-    ]
-    geometries = [geometry_of(family) for family in families]
-    ids = [random.permutation(-(-(first + count) // n) + 2) for n in rows]
-    pools = [
-        random.integers(0, 256, len(each) * page.page_bytes, dtype=np.uint8)
-        for each, page in zip(ids, layouts, strict=True)
-    ]
-    needed = range(first, first + count)
-    each = describe(geometries[0], ids[0], geometries[1], ids[1], needed)
-    merged = coalesce(each)
-    assert merged[:, 2].sum() == each[:, 2].sum()
-    assert len(merged) <= len(each)
-    for start, there, length in merged.tolist():
-        pools[1][there : there + length] = pools[0][start : start + length]
-    for row in needed:
-        parts = []
-        for pool, page, blocks in zip(pools, layouts, ids, strict=True):
-            base = int(blocks[row // page.entries]) * page.page_bytes
-            data = base + page.data_offset(row % page.entries)
-            scale = base + page.scale_offset(row % page.entries)
-            parts.append(
-                pool[data : data + page.format.data_row_bytes].tobytes()
-                + pool[scale : scale + page.format.scale_row_bytes].tobytes()
-            )
-        assert parts[0] == parts[1]
 
 
 def test_neighbouring_pages_are_one_descriptor_where_they_are_neighbours_on_both_sides() -> None:

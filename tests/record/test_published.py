@@ -22,6 +22,8 @@ from dsv4kv.replay.against import Paced, spans_of
 from dsv4kv.replay.rules import Pool, run_rule
 from dsv4kv.traces.paths import collect_paths
 from tests.engines.oracles.published import RULES, SEEDS, Workload, read_published
+from tests.record.sockets import publishing, wait_until
+from tests.record.test_events import listening
 
 MODEL = load_model("v4-flash")
 EVERY = [(engine, rule) for engine, rules in RULES.items() for rule in rules]
@@ -124,6 +126,63 @@ def test_to_the_engine_nothing_differs(rule: str, told: dict[str, str], tmp_path
     assert server["hit_tokens"] == replayed["hit_tokens"] == sum(workload.hits) > 0
     assert server["evicted"] == replayed["evicted"]
     assert found["difference_tokens"] == found["unexplained_tokens"] == 0
+
+
+def leave_out(whole: list[tuple[int, int]], part: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What is left of a list without another that it has in this order."""
+    left, wanted = [], iter([*part, None])
+    one = next(wanted)
+    for each in whole:
+        if each == one:
+            one = next(wanted)
+        else:
+            left.append(each)
+    assert one is None
+    return left
+
+
+@pytest.mark.parametrize("engine", RULES)
+def test_events_alone_tell_what_was_cached_of_prompts_that_are_computed_at_once(
+    engine: str, tmp_path: Path
+) -> None:
+    """But of those that add nothing, or one block alone, which looks like what is generated."""
+    for number, workload in enumerate(workloads(engine, engine)):
+        size, prompts = workload.page, [tokens for tokens, _ in workload.prompts]
+        if engine == "vllm" and max(prompts) > workload.chunk_tokens:
+            continue
+        folder = record(tmp_path / str(number), engine, workload)
+        stores = find_stores(read_stream(folder, "events"))
+        whole = [tokens // size * size for tokens in prompts]
+        told = [pair for pair in zip(whole, workload.hits, strict=True) if pair[0] - pair[1]]
+        found = [(store.end.tokens, store.cached_tokens) for store in stores]
+        skipped = leave_out(told, found)
+        assert all(tokens - cached == size for tokens, cached in skipped)
+
+
+@pytest.mark.parametrize(
+    ("engine", "rule"), [("vllm", "vllm-v4:dense"), ("sglang", "sglang-v4:tail")]
+)
+def test_from_a_socket_through_the_commands_hits_are_those_of_the_manager(
+    engine: str, rule: str, tmp_path: Path
+) -> None:
+    workload = workloads(engine, rule)[3]
+    folder, trace = tmp_path / "recording", tmp_path / "trace.jsonl"
+    with publishing() as server, listening(folder, server) as heard:
+        for message in workload.frames:
+            server.send(message)
+        wait_until(lambda: len(heard) == len(workload.frames))
+    (tmp_path / "log").write_text("\n".join(log_lines(engine, workload)))
+    assert run("record", folder, "--requests", tmp_path / "log", "--once").exit_code == 0
+    assert run("trace", "convert", folder, trace).exit_code == 0
+    pool = ("--set", "cache.memory_bytes=null", "--set", f"cache.num_blocks={workload.pages}")
+    pace = ("--set", "workload.arrivals=closed", "--set", "workload.concurrency=1")
+    step = ("--set", f"scheduler.step_tokens={workload.chunk_tokens}")
+    steps = ("--set", "scheduler.max_requests=1", *step)
+    named = ("--rule", rule, "--model", "v4-flash", "--out", tmp_path)
+    done = run("replay", trace, *named, *pool, *pace, *steps, "--json", "-")
+    assert done.exit_code == 0, done.output
+    (case,) = json.loads(done.stdout)["cases"]
+    assert case["replay"]["reuse"]["saved_tokens"] == sum(workload.hits) > 0
 
 
 def run(*words: object) -> Any:

@@ -6,7 +6,6 @@ import pytest
 
 from dsv4kv.engines.contract import Sent
 from dsv4kv.engines.names import find_engine
-from dsv4kv.engines.vllm.host import offloaded_groups, stored_chunks
 from dsv4kv.engines.vllm.sizes import VllmEngine
 from tests.engines.sizing.deployments import deploy
 
@@ -31,16 +30,6 @@ CHUNKS = {
 """Chunks stored of prompts by retention; the mask of vLLM's own code answered so."""
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("retention", CHUNKS)
-def test_a_prompt_leaves_so_many_chunks_in_vllms_host_memory(
-    name: str, retention: int | None
-) -> None:
-    groups = offloaded_groups(vllm(), deploy(name), retention)
-    found = [sum(stored_chunks(group, 256, n, retention) for group in groups) for n in PROMPTS]
-    assert tuple(found) == CHUNKS[retention]
-
-
 def sent(engine: str, model: str, tokens: int) -> Sent:
     found = find_engine(engine).sent(deploy(model), tokens)
     assert found is not None
@@ -60,20 +49,4 @@ def test_vllm_sends_padded_pages_of_the_context_and_a_fixed_part(model: str, tok
     pages = tokens // 256
     assert of_vllm(model, tokens) == Sent(
         pages * page + fixed, pages * (2 * csa + hca) + 3 * layers + 6 * csa + 17 * hca
-    )
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("tokens", [*LENGTHS, 127, 128, 129, 255, 256, 257, 131_073])
-def test_sglang_sends_pages_one_or_two_windows_and_the_open_group(model: str, tokens: int) -> None:
-    """SGLang 0.5.23, disaggregation/prefill.py: a window page more where it begins before."""
-    csa, hca, layers = CSA[model], HCA[model], LAYERS[MODELS.index(model)]
-    page = csa * (37_440 + 8_448) + hca * 1_728
-    window = layers * 149_760 + csa * (65_536 + 16_384)
-    pages = -(-tokens // 256)
-    tails = 1 if tokens % 256 == 0 or tokens % 256 >= 128 or tokens < 128 else 2
-    pending = bool(tokens % 128)
-    assert of_sglang(model, tokens) == Sent(
-        pages * page + tails * window + pending * hca * 128 * 4_096,
-        pages * (2 * csa + hca) + tails * (layers + 2 * csa) + pending * hca,
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.names import find_engine
-from dsv4kv.engines.rule import Need, Retention, Rule
+from dsv4kv.engines.rule import Need, Rule
 from tests.engines.sizing.deployments import deploy
 
 COUNTS = st.integers(0, 10_000)
@@ -33,13 +33,8 @@ BLOCKS = (Need("context", 1, 128), Need("window", 1, 128, 128, 1), Need("csa sta
         # --swa-bounded-replay: a hit of a window or less saves nothing and is not adopted
         ("vllm:0.33", {"model": "v4.1-flash"}, (Need("context", 1, 64),), 193, 128),
         # --no-swa-bounded-replay: seven groups of windows return to the prefix cache, no ring
-        (
-            "vllm:0.33",
-            {"model": "v4.1-flash", "bounded_replay": False},
-            (Need("context", 1, 64), Need("window", 7, 32, 127, 4)),
-            65,
-            0,
-        ),
+        ("vllm:0.33", {"model": "v4.1-flash", "bounded_replay": False},
+         (Need("context", 1, 64), Need("window", 7, 32, 127, 4)), 65, 0),
         ("sglang:0.5.23", {}, PAGES, 257, 0),
         ("sglang:0.5.23", V41, PAGES, 384, 0),  # no hit covers a prompt's last window
         ("sglang:0.5.23", V41 | {"bounded_replay": False}, PAGES, 257, 0),
@@ -51,7 +46,7 @@ BLOCKS = (Need("context", 1, 128), Need("window", 1, 128, 128, 1), Need("csa sta
         ("sglang", {"model": "v3.2"}, (Need("context", 1, 64),), 65, 0),
         ("dsv4kv", {"model": "v3.2"}, (Need("context", 1, 128),), 129, 0),
     ],
-)
+)  # fmt: skip
 def test_a_hit_needs_what_the_engine_asks_for(
     engine: str, asked: dict[str, Any], needs: tuple[Need, ...], shortest: int, replayed: int
 ) -> None:
@@ -78,17 +73,3 @@ def test_a_hit_is_whole_blocks_of_what_is_cached_and_shorter_than_the_prompt(
     assert hit <= cached
     assert hit < prompt or hit == 0
     assert hit + rule.block_tokens > min(cached, prompt - 1)
-
-
-@pytest.mark.parametrize(
-    ("kept", "places"), [
-        (Retention(), []),
-        (Retention(None), [256, 512, 768, 1024]),
-        (Retention(ends=True), [768]),
-        (Retention(512, ends=True), [512, 768, 1024]),
-    ]
-)  # fmt: skip
-def test_windows_stay_behind_periods_and_the_last_block_before_the_last_token(
-    kept: Retention, places: list[int]
-) -> None:
-    assert kept.places(1024, 256) == places

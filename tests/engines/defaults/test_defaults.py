@@ -15,7 +15,6 @@ from typing import Any
 from dsv4kv.budget.gpus import load_gpu
 from dsv4kv.engines.contract import Defaults, Machine
 from dsv4kv.engines.names import ENGINES, find_engine
-from tests.budget.questions import scenario
 
 RECORDED = Path(__file__).parent / "recorded.jsonl"
 
@@ -52,11 +51,3 @@ def test_every_version_with_rules_has_recorded_defaults() -> None:
     versions = {find_engine(engine).name for engine, _ in recorded()}
     patch = {"vllm:0.26.1"}  # known by its start-up logs; differs from 0.26 in steps counted alone
     assert versions | patch >= {name for name in ENGINES if ":" in name}
-
-
-def test_a_limit_below_what_is_asked_for_is_raised_and_said() -> None:
-    found = scenario(engine="sglang:0.5.23", gpus="8", concurrency="1000")
-    assert found.settings.request_limit == 1000
-    assert found.settings.assumed["request_limit"].reason.startswith("as given by --concurrency")
-    given = scenario(engine="sglang:0.5.23", gpus="8", concurrency="1000", request_limit="64")
-    assert given.settings.request_limit == 64

@@ -48,21 +48,6 @@ def test_a_log_that_cannot_be_explained_says_why(lines: list[str], sentence: str
         explained(lines)
 
 
-@pytest.mark.parametrize(
-    ("log", "levers"), [
-        (SGLANG, {"--swa-full-tokens-ratio 0.05", "--max-running-requests 32 (no more run)",
-                  "1 GiB more memory (--mem-fraction-static)",
-                  "SGLANG_OPT_USE_ONLINE_COMPRESS=1 (changes numerics)"}),
-        (VLLM_0_33, {"--max-num-batched-tokens 1024 (2,048 tokens in flight)",
-                     "1 GiB more memory (--gpu-memory-utilization)",
-                     ("--attention-config '{\"use_fp4_indexer_cache\": true}' "
-                      "(sm_100; changes numerics)")}),
-    ]
-)  # fmt: skip
-def test_levers_can_be_typed(log: tuple[str, ...], levers: set[str]) -> None:
-    assert levers <= {change.what for change in explained(log).changes}
-
-
 def test_a_limit_of_requests_that_binds_is_raised_and_never_lowered() -> None:
     short = [line.replace("=1048576", "=9472") for line in SGLANG]
     found = explained(short)
@@ -86,15 +71,6 @@ def test_versions_that_print_the_same_and_hold_another_number_are_named() -> Non
     first = explained(WINDOWS_KEPT).meaning[0]
     assert "sglang:0.5.17 prints the same and runs 1 request of 1,048,576 tokens, not 17" in first
     assert not [each for each in explained(SGLANG).meaning if "prints the same" in each]
-
-
-def test_no_lever_gains_tokens_for_fewer_requests() -> None:
-    kept = explained(("SGLang version 0.5.17", *WINDOWS_KEPT)).changes
-    assert kept[0].what == "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS=1"
-    assert (kept[0].requests, kept[0].gain_tokens) == (17, 0)
-    assert not [each for each in kept if "ratio" in each.what]
-    freed = explained(("SGLang version 0.5.19", *WINDOWS_KEPT)).changes
-    assert not [each for each in freed if "WINDOW_SLOTS" in each.what]
 
 
 @pytest.mark.parametrize(

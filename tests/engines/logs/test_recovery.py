@@ -5,11 +5,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsv4kv.engines.contract import Deployment
-from dsv4kv.engines.logs import named_model
 from dsv4kv.engines.names import engine_family, find_engine
 from dsv4kv.engines.recover import Recovery, find_recoveries
 from dsv4kv.engines.vllm.sizes import VllmEngine
-from tests.engines.logs.startup import SGLANG, VLLM_0_26, VLLM_0_33, parsed
+from tests.engines.logs.startup import parsed
 from tests.engines.sizing.deployments import GIB, deploy, deployments
 from tests.examples import examples
 
@@ -32,12 +31,6 @@ def told(name: str, deployment: Deployment, memory: int) -> list[str]:
         f"use_fp4_indexer_cache={deployment.formats.indexer.name == 'mxfp4'}"
     )
     return [echoed, *find_engine(name).capacity(deployment, memory).log_lines]
-
-
-def test_the_log_of_0_33_gives_its_blocks_and_two_batches_in_flight() -> None:
-    found = recovered(VLLM_0_33)[0]
-    assert (found.units, found.deployment.in_flight_tokens) == (13_270, 2 * 8_448)
-    assert found.deployment.draft_layers == 3
 
 
 @pytest.mark.parametrize("name", engine_family("vllm"))
@@ -138,38 +131,6 @@ def test_what_made_a_log_of_sglang_is_recovered_from_it(
     assert found.deployment.model == deployment.model
     assert found.deployment.draft_layers == drafts
     assert found.units == capacity.units == printed(found)
-
-
-def test_numbers_of_no_known_rules_give_the_nearest_and_say_so() -> None:
-    strange = [line.replace("1,009,661", "1,009,000") for line in VLLM_0_26]
-    assert [found.exact for found in recovered(strange)] == [False] * len(recovered(strange))
-    odd = [line.replace("7033.45", "7099.99") for line in SGLANG]
-    found = recovered(odd)[0]
-    assert (found.exact, found.deployment.model.name) == (False, "v4-flash")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Resolved architecture: DeepseekV4ForCausalLM",
-        "hf_config=Config(architectures=['DeepseekV4ForCausalLM'])",
-    ],
-)
-def test_an_architecture_alone_names_no_other_model(line: str) -> None:
-    assert recovered([line, *VLLM_0_33[1:]])
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"), [
-        ("deepseek-ai/DeepSeek-V4-Flash", "v4-flash"),
-        ("/m/DeepSeek-V4-Flash-0731", "v4-flash"),
-        ("deepseek_v4_pro", "v4-pro"),
-        ("hub/models--deepseek-ai--DeepSeek-V4-Pro/snapshots/78", "v4-pro"),
-        ("/model", None),
-    ]
-)  # fmt: skip
-def test_a_models_name_is_told_from_its_path(model: str, expected: str | None) -> None:
-    assert named_model(parsed([f"model='{model}'", *VLLM_0_33[1:]])) == expected
 
 
 def printed(found: Recovery) -> int | None:

@@ -27,7 +27,6 @@ RULES = {
     "vllm": ("vllm", *RETENTION, "vllm-v41"),
     "sglang": ("sglang", "sglang-v4:dense", "sglang-v4:tail", "sglang-v41", "sglang-v41:encoder"),
 }
-VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 PAGE = 256
 FILES = {"vllm": HERE / "vllm_0.33.0.jsonl.gz", "sglang": HERE / "sglang_0.5.23.jsonl.gz"}
 TRACES = 100

@@ -5,18 +5,17 @@ published context buffers and payloads (issue 917, PR 124), KTransformers' publi
 """
 
 import json
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dsv4kv.budget.answer import answer
-from dsv4kv.budget.fit import advise, max_concurrency
+from dsv4kv.budget.fit import advise
 from dsv4kv.budget.inputs import read_inputs
-from dsv4kv.budget.launch import launch_line, read_command
+from dsv4kv.budget.launch import read_command
 from dsv4kv.budget.scenario import resolve
-from dsv4kv.engines.contract import MIB, Deployment
+from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.ds4.sizes import Ds4Engine
 from dsv4kv.engines.llamacpp.sizes import LlamaEngine, pad
 from dsv4kv.engines.sglang.sizes import KtEngine
@@ -31,51 +30,6 @@ def deployed(model: str, context: int, **more: Any) -> Deployment:
     config = load_model(model)
     more = {"in_flight_tokens": 512} | more
     return Deployment(config, choose_formats(config), max_context_tokens=context, **more)
-
-
-LLAMA = (
-    # flags, MiB of all slots
-    ("-c 32768 -np 1", 258.89),
-    ("-c 32768", 1_035.56),
-    ("-c 32768 -np 1 -ctk q8_0 -ctv q8_0", 142.99),
-    ("-c 1048576 -np 1", 6_923.89),
-    ("-c 1048576 -np 4", 7_055.56),
-    ("-c 1048576", 27_695.56),
-    ("-c 1048576 -np 4 -ctk q8_0 -ctv q8_0", 3_770.09),
-    ("-c 64000 -np 1 -b 4096 -ub 4096 -ctk bf16 -ctv bf16", 617.83),
-    ("-c 32768 -np 1 --swa-full", 258.89 - 32.25 + 1_376),
-)
-
-
-@pytest.mark.parametrize(("flags", "mib"), LLAMA)
-def test_slots_of_llama_cpp_are_what_it_prints(flags: str, mib: float) -> None:
-    texts = read_command(f"llama-server -m DeepSeek-V4-Flash-Q4.gguf {flags}").texts
-    found = answer(read_inputs({**texts, "gpu": "b300", "gpus": "1", "weights": "150GiB"}))
-    shared = sum(cost.shared_bytes for cost in found.costs)
-    assert shared / MIB == pytest.approx(mib, abs=0.006)
-    assert found.capacity
-    assert f"{shared / MIB:,.2f} MiB" in found.capacity.note
-    one = f"{shared / 4 / MIB:,.2f} MiB"
-    assert (f"-np 1 takes {one}" in found.capacity.note) == ("-np" not in flags)
-    assert (f"A slot takes {one}" in found.capacity.note) == ("-np 4" in flags)
-    assert found.max_concurrency == (4 if "-np 1" not in flags else 1)
-
-
-@pytest.mark.parametrize(("flags", "mib"), [("-np 1", 371.34), ("-np 4", None)])
-def test_pro_and_two_gpus_hold_the_same_in_all(flags: str, mib: float | None) -> None:
-    texts = read_command(f"llama-server -m V4-Pro.gguf -c 32768 {flags}").texts
-    sizes = []
-    for gpus in ("1", "2"):
-        found = answer(
-            read_inputs({**texts, "gpu": "mi355x", "gpus": gpus, "weights": "100GiB"})
-        ).scenario
-        stages = range(found.layout.pp)
-        held = (found.engine.shared_bytes(found.deployment(s, 32768 // int(flags[-1])))
-                for s in stages)  # fmt: skip
-        sizes.append(sum(held))
-    assert sizes[0] == sizes[1]
-    if mib:
-        assert sizes[0] / MIB == pytest.approx(mib, abs=0.006)
 
 
 def test_recorded_integers_are_met() -> None:
@@ -136,12 +90,6 @@ def test_keys_and_values_of_two_types_are_refused_as_llama_cpp_does(types: str) 
         read_command(f"llama-server -m DeepSeek-V4-Flash-Q4.gguf {types}")
 
 
-def test_variables_of_llama_cpp_are_its_flags() -> None:
-    given = "LLAMA_ARG_CTX_SIZE=32768 LLAMA_ARG_N_PARALLEL=1 llama-server"
-    typed = read_command("llama-server -m DeepSeek-V4-Flash-Q4.gguf -c 32768 -np 1").texts
-    assert read_command(f"{given} -m DeepSeek-V4-Flash-Q4.gguf").texts == typed
-
-
 @pytest.mark.parametrize("flags", ["-c 32768 -np 4", "-c 8192", "-c 8192 -np 4 -kvu"])
 def test_more_slots_are_advised_with_the_context_that_keeps_theirs(flags: str) -> None:
     """``-np`` alone would divide ``-c``, of unified slots, too, unless ``-kvu`` is given."""
@@ -176,29 +124,6 @@ def test_experts_on_the_cpu_have_weights_that_are_given() -> None:
     with pytest.raises(ConfigError, match="experts on the CPU"):
         resolve(read_inputs(asked))
     assert resolve(read_inputs({**asked, "weights": "40GiB"}))
-
-
-def test_a_command_of_ktransformers_is_its_own() -> None:
-    text = (
-        "python -m sglang.launch_server --model /m/DeepSeek-V4-Flash --kt-method MXFP4 "
-        "--kt-weight-path /m --kt-num-gpu-experts 1 --tensor-parallel-size 1"
-    )
-    reading = read_command(text)
-    assert reading.texts["engine"] == "ktransformers"
-    (one,) = resolve(read_inputs({**reading.texts, "gpu": "h100", "weights": "40GiB"}))
-    line = launch_line(
-        one, one.context_tokens, max_concurrency(one, one.context_tokens), reading.flags
-    )
-    assert "--kt-method MXFP4 --kt-weight-path /m" in line
-    assert Fraction(KtEngine().capacity(deployed("v4-flash", 32768), 2**34).unit_bytes) > 15_955
-
-
-@pytest.mark.parametrize("flags", ["", "-c 0", "-np 2"])
-def test_without_a_context_llama_cpp_takes_the_models_own(flags: str) -> None:
-    texts = read_command(f"llama-server -m DeepSeek-V4-Flash-Q4.gguf {flags}").texts
-    inputs = read_inputs(texts | {"gpu": "h200", "weights": "80GiB"})
-    assert "context" not in texts
-    assert [launch_line(each, 2**20, 4) for each in resolve(inputs)]
 
 
 @pytest.mark.parametrize(

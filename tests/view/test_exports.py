@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dsv4kv.view.runs import to_csv, to_rows
-from tests.runs.records import make_failed_case, make_record, make_sweep_cases
+from tests.runs.records import make_record, make_sweep_cases
 
 
 def test_csv_has_a_column_per_swept_setting_and_empty_cells_where_none_was_swept() -> None:
@@ -26,12 +26,6 @@ def test_csv_survives_settings_with_commas_and_lists() -> None:
     (row, *_) = csv.DictReader(io.StringIO(to_csv([make_record(case)])))
     assert json.loads(row["axis.model.layers"]) == [0, 2]
     assert row["axis.name"] == 'a, "b"'
-
-
-def test_a_record_without_samples_exports_nothing_and_does_not_fail() -> None:
-    record = make_record(make_failed_case())
-    assert to_rows(record) == []
-    assert to_csv([record]) == "\n"
 
 
 @pytest.mark.parametrize("name", ['=cmd|"/c calc"!A1', "+1", "-1", "@SUM(1)", "\t=1"])

@@ -8,18 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from typer.testing import CliRunner
 
 from dsv4kv import files
-from dsv4kv.cli import app
 from dsv4kv.errors import ProfileError
 from dsv4kv.profile import kineto
 from dsv4kv.profile.read import load_profile
-from dsv4kv.runs.store import dumps
 from dsv4kv.view.profile import profile_page
-from tests.profile.exports import two_replays
-from tests.profile.traces import cpu_events, event, gpu_events, save
-from tests.runs.records import make_record
+from tests.profile.traces import event, gpu_events, save
 from tests.view.terminal import shown
 
 
@@ -30,21 +25,6 @@ def tell(path: Path, chance: random.Random) -> str:
     except ProfileError:
         return ""
     return shown(*profile_page(profile, None).parts(verbose=True))
-
-
-def test_a_step_without_work_is_none(tmp_path: Path) -> None:
-    """A CPU was said to be a GPU that idles, by a step that it has not taken."""
-    step, *others = cpu_events()
-    path = save(tmp_path / "t.json", [step | {"ts": step["ts"] + 2_000}, *others])
-    said = tell(path, random.Random(0))
-    assert "omitted: 1 step without work" in said
-    assert "idle" not in said.partition("Steps")[0]
-
-
-def test_a_record_without_cases_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "record.json").write_text(dumps(make_record().model_copy(update={"cases": []})))
-    done = CliRunner().invoke(app, ["explain", str(tmp_path / "record.json")])
-    assert (done.exit_code, done.exception) == (0, None)
 
 
 NUMBERS = ["1e400", "-1e400", "9" * 5_000, "1" + "0" * 300, "1e300", str(2**64 - 1), '"1"', '"x"']
@@ -125,15 +105,6 @@ def test_a_trace_is_refused_before_most_of_it_is_unpacked(
     with pytest.raises(ProfileError, match="unpacks to over 200 times its size"):
         taken.extend(kineto.ChromeFile(path))
     assert 0 < len(taken) < 200_000
-
-
-def test_what_is_not_odd_is_told(tmp_path: Path) -> None:
-    """So that the tests above tell anything at all."""
-    for path in (
-        two_replays().save(tmp_path / "step.sqlite"),
-        save(tmp_path / "t.json", gpu_events()),
-    ):
-        assert "gather_topk" in tell(path, random.Random(0))
 
 
 @pytest.mark.parametrize("at", [2, 3, 40, 200, -6, -1])

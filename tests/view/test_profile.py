@@ -40,18 +40,6 @@ def test_warnings_come_first_and_what_is_outside_of_steps_is_a_share(tmp_path: P
     )
 
 
-def test_the_headline_is_the_share_of_the_cache(tmp_path: Path) -> None:
-    export = two_replays()
-    export.kernel("flash_fwd_splitkv_mla_kernel", 100, 70_000, 80_000)
-    export.kernel("nvjet_gemm", 100, 80_000, 108_000)
-    # 60 of 100 µs: three kernels of 20, beside attention's 10, a product of 28 and a fill of 2
-    assert said(make_profile(from_nsys(tmp_path, export))).startswith(
-        "Work on the KV cache: 60.0 % of busy time, synthetic inputs excluded, attention 10.0 %, "
-        "GEMMs 28.0 %, not classified 2.0 %; the GPU idles 21.5 % of the step. ! a step takes "
-        "65.0 ± ? µs on the GPU: 2 steps, too few for an interval "
-    )
-
-
 @pytest.mark.parametrize(
     ("kernel", "sentence"),
     [
@@ -68,28 +56,6 @@ def test_what_no_rule_knows_is_no_good_news(kernel: str, sentence: str, tmp_path
     text = said(make_profile(from_nsys(tmp_path, export)))
     assert sentence in text
     assert "✓" not in text
-
-
-def test_a_servers_range_of_our_name_is_its_work_and_what_is_next_is_no_product(
-    tmp_path: Path,
-) -> None:
-    table = from_nsys(tmp_path, two_replays())
-    assert {row.phase for row in table.kernels} == {"replay", "inputs"}
-    theirs = make_profile(table).model_copy(update={"step_requests": []})
-    for profile in (make_profile(table), theirs):
-        found = said(profile)
-        assert ("synthetic inputs excluded" in found) == (profile is not theirs)
-        assert "the GPU idles 25.6 % of the step. " in found
-        assert "· look next at idle time: 25.6 % of the step, longest before window_i" in found
-    assert table.steps
-    steps = table.steps.model_copy(update={"gap_ns": [0, 0]})
-    first, *others = table.kernels
-    longer = {"name": "nvjet_gemm", "category": "other", "total_ns": 9 * first.total_ns}
-    rows = [first.model_copy(update=longer), first, *others]
-    busy = table.model_copy(update={"steps": steps, "kernels": rows})
-    found = said(make_profile(busy))
-    assert "idle" not in found.partition("Kernel classes")[0]
-    assert "· look next at insert: " in found
 
 
 def audited(table: KernelTable, **dram_bytes: int) -> KernelTable:
@@ -116,17 +82,3 @@ def test_bytes_beyond_what_must_be_moved_are_judged(tmp_path: Path) -> None:
             dram_bytes=moved,
         )
         assert (pr.amplification(row), pr.is_amplified(row)) == (None, False)
-
-
-def test_a_step_on_several_gpus_is_one_step(tmp_path: Path) -> None:
-    export = two_replays()
-    for device in range(2):
-        export.add("TARGET_INFO_GPU", id=device, name="A GPU", cuDevice=device)
-    for step in range(2):
-        export.kernel("flush", 100 + step, step * 100_000 + 40_000, 140_000, deviceId=1)
-    text = words(
-        pr.profile_page(make_profile(from_nsys(tmp_path, export)), None).parts(verbose=True)
-    )
-    assert "Step 2 steps on 2 GPUs" in text
-    assert ", 2 × A GPU: " in text
-    assert "% of copy" not in text

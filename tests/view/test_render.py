@@ -1,6 +1,5 @@
 """Whatever a table holds and however narrow a terminal is, no number is cut."""
 
-import io
 import re
 import subprocess
 
@@ -8,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 
 from dsv4kv.view import table as tb
 from dsv4kv.view.render import show
 from tests.examples import examples
-from tests.view.terminal import shown, words
+from tests.view.terminal import shown
 
 WORDS = st.text(st.sampled_from("abz09_-/.:<>,漢é"), min_size=1, max_size=30)
 SENTENCES = st.lists(WORDS, max_size=8).map(" ".join)
@@ -57,56 +55,6 @@ def test_every_cell_is_whole_and_in_its_terminal(table: tb.Table, width: int) ->
                 assert re.sub(r" +", " ", part).strip() in text
 
 
-SPEEDS = tb.Table(
-    "Speeds",
-    [
-        ("operation", lambda row: row[0]),
-        ("layers", lambda row: row[1]),
-        ("median µs/call", lambda row: row[2]),
-        ("GB/s", lambda row: row[3]),
-        ("why", lambda row: row[4]),
-        ("calls", lambda row: row[5]),
-        ("always empty", lambda row: ""),
-    ],
-    [
-        ("gather", "csa", tb.Number("12.6", "± 1.6"), tb.Number("3.013", "± 0.020"), "", "400"),
-        (
-            "flush",
-            "hca",
-            tb.Number("276", "± ?"),
-            tb.Number("–"),
-            "no launch reached it in time",
-            "4",
-        ),
-    ],
-    footer=[("memcpy", "", tb.Number("53,005", "± 315"), tb.Number("10.13", "± 0.04"), "", "10")],
-    note="cold calls",
-    caption="1 GB/s = 10^9 B/s",
-    keys=2,
-)
-
-
-def test_columns_without_room_go_to_a_second_table_with_the_same_names() -> None:
-    assert shown(SPEEDS, width=84).split("\n")[1:5] == [
-        "                          median",
-        "operation  layers        µs/call           GB/s  why                           calls",
-        "────────────────────────────────────────────────────────────────────────────────────",
-        "gather     csa        12.6 ± 1.6  3.013 ± 0.020                                  400",
-    ]
-    heads = [line.split() for line in shown(SPEEDS, width=60).split("\n") if "layers" in line]
-    assert [head[-1] for head in heads] == ["GB/s", "calls"]
-    assert all(head[:2] == ["operation", "layers"] for head in heads)
-
-
-def test_a_command_is_one_line_however_long_and_a_page_adds_its_sections() -> None:
-    command = tb.Command("vllm serve " + "--flag value " * 20 + "end")
-    page = tb.Page(
-        "title", ["answer", command], [tb.Section("Details", [SPEEDS], note="how to read")]
-    )
-    assert command in shown(*page.answer, width=40).split("\n")
-    assert "Details how to read Speeds" in words(page.parts(verbose=True))
-
-
 @pytest.mark.parametrize("colour", [False, True])
 def test_a_pipe_gets_no_colours_and_whole_lines(
     colour: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -116,13 +64,6 @@ def test_a_pipe_gets_no_colours_and_whole_lines(
     show([tb.Finding("bad", "x " * 40)])
     out = capsys.readouterr().out
     assert ("\x1b" in out) == colour
-
-
-def test_a_terminal_that_is_not_utf_8_gets_no_frames() -> None:
-    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
-    show([SPEEDS], Console(file=file, width=100))
-    file.seek(0)
-    assert "|" not in file.read()
 
 
 def test_a_row_of_too_few_cells_is_refused() -> None:

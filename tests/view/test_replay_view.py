@@ -74,15 +74,6 @@ def test_a_remedy_is_a_setting_that_the_command_takes_and_does_not_have_yet(
     assert named or told.startswith(("none", "more memory: --memory"))
 
 
-def test_a_rule_without_windows_is_named_where_the_engine_has_another() -> None:
-    for rule, own in (("vllm", "vllm"), ("vllm-v4:dense", ""), ("ideal", "")):
-        (case,) = run(f"prefix.rule={rule}").cases
-        case.config.setdefault("model", {})["preset"] = "v4-flash"
-        said = replay._other_rule(case)
-        assert said.endswith(f"--engine {own}" if own else said)
-        assert bool(said) == bool(own)
-
-
 @pytest.mark.parametrize(
     "unused",
     ["prefix.strategy=full", "prefix.policy=fifo", "cache.memory_bytes=30GiB",

@@ -8,10 +8,8 @@ from syrupy.assertion import SnapshotAssertion
 
 from dsv4kv.runs.parts import HostSamples
 from dsv4kv.runs.schema import Case, RunRecord, Verification
-from dsv4kv.runs.statistics import Estimate
-from dsv4kv.view.bench import checked, judge_run
+from dsv4kv.view.bench import judge_run
 from dsv4kv.view.runs import report_record
-from dsv4kv.view.table import text_of
 from tests.bench.compare.launched import make_launched_case, make_launched_record, make_launches
 from tests.runs.records import (
     make_cache,
@@ -24,7 +22,7 @@ from tests.runs.records import (
 )
 from tests.runs.telemetries import make_telemetry
 from tests.view.page.pages import RECORDS as PAGES
-from tests.view.terminal import shown, words
+from tests.view.terminal import shown
 
 
 def troubled() -> RunRecord:
@@ -114,27 +112,8 @@ def test_quiet_prints_the_problems_alone(name: str) -> None:
     assert bool(parts) == (name not in ("good", "bookkeeping", "launches", "busy", "a GPU"))
 
 
-def test_values_that_are_not_known_well_are_marked_and_no_headline() -> None:
-    for estimate in (Estimate(3.0, None), Estimate(3.0, 3.0)):
-        assert text_of(checked(estimate)).startswith("! ")
-    assert text_of(checked(Estimate(3.0, 0.1))) == "3.00 ± 0.10"
-    good, alike = (words(report_record(make_record(case))) for case in (make_case(), busy()))
-    assert "step 7.95 ± 0.13 ms" in good
-    assert "gather 3.27 ± 0.03 GB/s" in good
-    assert "step 7.95" not in alike
-    assert "! other processes used 2.0 CPUs" in alike
-    assert "! 3.27" in alike or "! 3." in alike
-
-
 def test_text_from_a_record_is_never_taken_for_markup() -> None:
     record = make_record(make_failed_case("[red]no[/] [/bold]"), config_source="[link=x]a[/link]")
     text = shown(*report_record(record, verbose=True))
     assert "✗ failed: [red]no[/] [/bold]" in text
     assert "[link=x]a[/link]" in text
-
-
-def test_an_operation_that_moved_nothing_is_shown() -> None:
-    first, *others = make_case().operations
-    nothing = [0] * len(first.bytes)
-    still = first.model_copy(update={"bytes": nothing, "flops": [1] * len(nothing)})
-    assert first.name in words(report_record(make_record(make_case(operations=[still, *others]))))

@@ -4,7 +4,7 @@ from typing import Any
 
 from dsv4kv.runs.quantities import StepShare, step_shares
 from dsv4kv.runs.schema import Case, GpuFacts, Latency, Memcpy, Operation, Peak
-from dsv4kv.view.bench import operations_table, step_table
+from dsv4kv.view.bench import operations_table
 from dsv4kv.view.table import text_of
 from tests.runs.records import H200, make_record
 
@@ -43,20 +43,6 @@ def test_a_step_is_the_sum_of_its_calls_by_kind_and_bookkeeping() -> None:
         StepShare("write", 0, 5),
         StepShare("bookkeeping", 0, 5),
     ]
-
-
-def test_steps_among_prompts_are_not_told_apart() -> None:
-    assert step_shares(case(*STEP, context=None)) == []
-    assert step_table([case(*STEP, context=None)]) is None
-
-
-def test_on_a_gpu_a_step_is_as_many_calls_as_it_has_layers() -> None:
-    calls: dict[str, Any] = {"temperature": "cold", "calls_per_step": 21}
-    hot: dict[str, Any] = {"temperature": "hot", "calls_per_step": 21}
-    shares = step_shares(
-        case(operation("attend", 10, 3, **calls), operation("attend", 10, 1, **hot))
-    )
-    assert shares[0] == StepShare("attention", 210, 63)
 
 
 def roofs(found: Case, gpu: GpuFacts | None) -> list[tuple[str, ...]]:

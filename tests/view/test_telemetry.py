@@ -42,23 +42,6 @@ def test_a_row_whose_window_was_throttled_says_by_what(snapshot: SnapshotAsserti
     assert table_text(throttled()) == snapshot
 
 
-def test_without_telemetry_or_windows_there_is_no_table_and_nothing_to_say() -> None:
-    assert telemetry_table(make_case()) is None
-    assert telemetry_table(make_case(telemetry=make_telemetry(windows=[]))) is None
-    assert findings(None) == []
-    assert findings(make_telemetry()) == []
-
-
-def test_a_power_cap_is_a_note_and_heat_a_warning() -> None:
-    hot = make_telemetry(gpu_samples=make_gpu_samples(3, reasons=lambda _: 0x4 | 0x40))
-    rows = "gather_0 csa cold (100 % of the time)"
-    capped, heated = findings(hot)
-    assert capped[0] == "note"
-    assert capped[1].startswith(f"power cap reduced clocks during {rows}, ")
-    assert heated[0] == "warning"
-    assert heated[1].startswith(f"thermal slowdown by hardware reduced clocks during {rows}")
-
-
 def test_company_on_the_gpu_and_the_cpus_is_told() -> None:
     at_ns = list(range(0, 3_000_000_000, 200_000_000))
     busy = HostSamples(at_ns=at_ns, machine_busy_ns=[3 * at for at in at_ns], own_cpu_ns=at_ns)

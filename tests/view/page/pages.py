@@ -3,7 +3,6 @@
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from dsv4kv.bench.compare.comparison import Comparison, compare
 from dsv4kv.bench.compare.verdict import Verdict
@@ -18,10 +17,8 @@ from dsv4kv.replay.plan import question as plans
 from dsv4kv.replay.plan.question import parse_slos, poisson
 from dsv4kv.replay.plan.search import Search, Tally, list_kinds, plan
 from dsv4kv.replay.run import run_replay
-from dsv4kv.runs import parts as tm
-from dsv4kv.runs.parts import KernelRow, KernelTable, Profile
 from dsv4kv.runs.points import Invocation
-from dsv4kv.runs.schema import Case, Launch, RunRecord
+from dsv4kv.runs.schema import Case, RunRecord
 from dsv4kv.traces import load_paths
 from dsv4kv.view.budget import sweep_page
 from dsv4kv.view.compare import comparison_page
@@ -33,71 +30,12 @@ from dsv4kv.view.table import Page, Section
 from dsv4kv.view.trace import mrc_page
 from tests.bench.compare.launched import make_launched_record, make_side
 from tests.profile.exports import two_replays
+from tests.profile.kernel_profiles import from_nsys, make_profile
 from tests.runs import records
+from tests.runs.telemetries import make_gpu_samples, make_telemetry, make_window
 from tests.runs.test_gpu_record import make_gpu_case
 
-POLL_NS = 40_000_000
 ATTACK = '<script>alert("1")</script> & <img src=x onerror=alert(2)>'
-
-
-def make_telemetry(reasons: list[int | None]) -> tm.Telemetry:
-    """A GPU polled 25 times a second, whose clock falls wherever a reason is told."""
-    at_ns = [POLL_NS * n for n in range(len(reasons))]
-    clocks: list[int | None] = [1_410 if reason else 1_980 for reason in reasons]
-    samples = tm.GpuSamples(at_ns=at_ns, sm_clock_mhz=clocks, reasons=reasons)
-    window = tm.MeasuredWindow(name="serve", started_ns=0, ended_ns=at_ns[-1])
-    return tm.Telemetry(
-        interval_ns=POLL_NS,
-        windows=[window],
-        gpu_samples=samples,
-        absent={},
-    )
-
-
-def make_kernel(name: str, total_ns: int) -> KernelRow:
-    """A kernel that ran 1,000 times."""
-    facts: dict[str, Any] = dict.fromkeys(KernelRow.model_fields)
-    facts |= {"name": name, "kind": "kernel", "category": "gather", "calls": 1000}
-    times = {"total_ns": total_ns, "median_ns": total_ns // 1000, "min_ns": total_ns // 2000}
-    return KernelRow(**facts | times)
-
-
-def make_profile(kernels: int = 3) -> Profile:
-    """A profile of nsys; each kernel takes longer than the next."""
-    times = [9_000_000 // (n + 1) for n in range(kernels)]
-    rows = [make_kernel(f"void kernel_{n}<float>(int)", time) for n, time in enumerate(times)]
-    table = KernelTable(
-        tool="nsys",
-        tool_version="2026.1",
-        devices=["NVIDIA H200"],
-        kernels=rows,
-        operations=[],
-        num_steps=0,
-        steps=None,
-        timeline=None,
-        outside_calls=0,
-        outside_ns=0,
-        warnings=["the buffer was full"],
-        notes=[],
-    )
-    return Profile(
-        why="it is there", command=[], files=[], step_requests=[], useful_bytes={}, table=table
-    )
-
-
-def make_launched(medians_ns: list[int]) -> RunRecord:
-    """A launch of the default configuration for each median of a step."""
-    cases = [
-        records.make_case(
-            launch=n, operations=[], latencies=[records.make_latency("step", median_ns=median)]
-        )
-        for n, median in enumerate(medians_ns)
-    ]
-    when = {"started_utc": "2026-11-21T04:19:03Z", "ended_utc": "2026-11-21T04:19:09Z"}
-    launches = [
-        Launch(launch=n, status="complete", error=None, **when) for n in range(len(medians_ns))
-    ]
-    return records.make_record(*cases, launches=launches)
 
 
 def make_comparison(before: str = "main", after: str = "change") -> Comparison:
@@ -111,8 +49,13 @@ def make_comparison(before: str = "main", after: str = "change") -> Comparison:
 
 def make_gpu_record() -> RunRecord:
     """A GPU with telemetry, throttled in the middle, and a profile."""
-    reasons: list[int | None] = [*[0] * 20, *[0x4] * 10, *[0] * 20]
-    case = make_gpu_case(telemetry=make_telemetry(reasons), profile=make_profile())
+    window = make_window(1)
+    capped = make_gpu_samples(
+        3, reasons=lambda at: 0x4 * (window.started_ns <= at <= window.ended_ns)
+    )
+    with TemporaryDirectory() as folder:
+        profile = make_profile(from_nsys(Path(folder)))
+    case = make_gpu_case(telemetry=make_telemetry(gpu_samples=capped), profile=profile)
     return records.make_record(case, environment=records.make_environment(gpu=records.H200))
 
 
@@ -161,7 +104,7 @@ RECORDS: dict[str, list[RunRecord]] = {
     "one case": [records.make_record(records.make_case())],
     "bookkeeping": [records.make_record(records.make_case(operations=[], memcpy=None))],
     "a sweep": [records.make_record(*records.make_sweep_cases())],
-    "launches": [make_launched([1_000_000, 1_020_000, 1_010_000])],
+    "launches": [make_launched_record(3)],
     "a GPU": [make_gpu_record()],
     "a failure": [records.make_record(records.make_failed_case())],
     "no case": [records.make_record(status="incomplete").model_copy(update={"cases": []})],

@@ -102,32 +102,3 @@ def test_texts_of_a_record_stay_texts() -> None:
     assert root.text.count(ATTACK) >= 6
     assert "<script" not in html_of("hostile texts")
     assert "<img" not in html_of("hostile texts")
-
-
-@pytest.mark.parametrize(
-    ("name", "title", "answer"),
-    [
-        ("one case", r"KV cache of v4-flash.* on .*", r"^KV cache .* B of cache per token"),
-        ("a sweep", r"KV cache of .* by .*block tokens", r"Shortest step: .* at .* as fast as at"),
-        ("a replay", r"v4-flash on 2 × h200, replay of builtin:chat", r"% of prompt tokens hit"),
-        ("choices", r"replay of builtin:chat by strategy", r"Highest hit rate: .* at strategy="),
-        (
-            "a fleet",
-            r"3 replicas of 2 × h200, replay .* by router",
-            r"busiest of 3 replicas works",
-        ),
-        ("replays alike", r"by checkpoint share", r"The same at every setting, .*hit rate"),
-        ("a server", r"Profile of .*server.sqlite, nsys", r"Work on the KV cache: .* % of busy"),
-        ("a budget", r"v4-flash, 8 GPUs, .*: requests by context, gpu", r"gpu b200 has .* × gpu"),
-        ("a curve", r"Hit rate of builtin:chat by cache capacity", r"% of prompt tokens hit"),
-        ("a plan", r"v4-flash, sglang, day.jsonl on b200, ttft_p90 ≤ 2", r"GPUs?\) serves"),
-        ("a comparison", r"change against main: KV cache of", r"SLOWER: .* on geometric mean"),
-    ],
-)
-def test_title_and_first_sentence_are_question_and_answer(
-    name: str, title: str, answer: str
-) -> None:
-    page = page_of(name)
-    assert re.search(title, page.title)
-    sentences = (getattr(part, "sentence", getattr(part, "value", "")) for part in page.answer)
-    assert any(re.search(answer, sentence) for sentence in list(sentences)[:3])

@@ -24,13 +24,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_appears_with_all_its_content(tmp_path: Path) -> None:
-    with files.replacing(tmp_path / "run.json") as file:
-        file.write(b"all of it")
-    assert names(tmp_path) == ["run.json"]
-    assert (tmp_path / "run.json").read_bytes() == b"all of it"
-
-
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "run.json"
@@ -53,15 +46,6 @@ def test_a_link_is_replaced_and_its_target_left(tmp_path: Path) -> None:
         file.write(b"new")
     assert (tmp_path / "other.json").read_bytes() == b"other"
     assert (tmp_path / "run.json").read_bytes() == b"new"
-
-
-@pytest.mark.parametrize("target", ["gone/run.json", "file/run.json", "folder"])
-def test_a_place_that_cannot_be_written_is_an_os_error(tmp_path: Path, target: str) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError, match="director"), files.replacing(tmp_path / target) as file:
-        file.write(b"x")
-    assert names(tmp_path) == ["file", "folder"]
 
 
 def test_a_file_that_an_option_named_is_written_or_refused_with_the_option(tmp_path: Path) -> None:
@@ -197,22 +181,6 @@ def test_yaml_with_a_number_that_nothing_can_print_is_refused(number: str, tmp_p
         load_config(str(tmp_path / "x.yaml"))
 
 
-def test_yaml_with_aliases_and_several_documents_is_read() -> None:
-    text = "x: &x {a: 1}\ny: {<<: *x, b: 2}\n---\n[3]\n"
-    assert files.load_yaml(text) == [{"x": {"a": 1}, "y": {"a": 1, "b": 2}}, [3]]
-
-
-def test_files_inside_an_installed_package_come_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "dsv4kv"
-    (package / "configs").mkdir(parents=True)
-    (tmp_path / "kernels").mkdir()
-    monkeypatch.setattr("dsv4kv.files._PACKAGE", package)
-    assert files.shipped("configs") == package / "configs"
-    assert files.shipped("kernels") == tmp_path / "kernels"
-
-
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
@@ -262,11 +230,6 @@ def test_gzip_that_unpacks_to_very_much_is_refused_before_it_is(tmp_path: Path) 
     (tmp_path / "b.gz").write_bytes(gzip.compress(ids * 500))
     with files.open_regular(tmp_path / "b.gz") as file:
         assert len(files.unpack(file).read()) == 500 * len(ids)
-
-
-def test_a_sentence_that_quotes_very_much_is_cut() -> None:
-    assert str(ConfigError("word " * 1_000)) == "word " * 1_000
-    assert len(str(ConfigError("begin" + "x" * 10_000 + "end."))) < 1_100
 
 
 def test_the_cache_is_where_the_platform_has_caches_and_nowhere_without_a_home(

@@ -26,23 +26,6 @@ DEAF = (
 )
 
 
-def test_a_child_has_what_it_was_given_and_nothing_else(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    program = (
-        "import os, sys; print(sys.stdin.read() == '', os.environ['WORD'], "
-        f"os.read({reader}, 9), sys.argv[1:]); sys.stderr.write('to here')"
-    )
-    os.write(writer, b"inherited")
-    os.close(writer)
-    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
-        command = [sys.executable, "-c", program, "--", "-x"]
-        child = Child(command, stdout=out, stderr=err, env={"WORD": "said"}, pass_fds=(reader,))
-        assert child.wait(120) == 0
-    assert (tmp_path / "out").read_text() == "True said b'inherited' ['--', '-x']\n"
-    assert (tmp_path / "err").read_text() == "to here"
-    os.close(reader)
-
-
 def test_signals_reach_the_whole_group() -> None:
     child = Child(FAMILY)
     wait_until(lambda: bool(descendants(child._process.pid)))
@@ -63,11 +46,6 @@ def test_a_child_that_hears_nothing_can_be_killed() -> None:
         child.wait(0.3)
     assert child.kill() == -signal.SIGKILL
     os.close(reader)
-
-
-def test_what_cannot_be_started_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="no such program"):
-        Child([str(tmp_path / "nothing")])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends them on Linux")
@@ -94,11 +72,6 @@ def halve(number: int) -> int:
     if number % 2:
         raise ConfigError(f"{number} is odd")
     return number // 2
-
-
-def test_every_item_comes_with_its_result() -> None:
-    assert sorted(map_parallel(halve, [2, 4, 6], 2)) == [(2, 1), (4, 2), (6, 3)]
-    assert list(map_parallel(halve, [], 2)) == []
 
 
 def test_a_killed_worker_is_a_sentence() -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dsv4kv.budget.answer import answer
 from dsv4kv.budget.fit import (
-    Option,
     _apply,
     _changes,
     advise,
@@ -25,10 +24,6 @@ from dsv4kv.engines.names import find_flag
 from dsv4kv.errors import ConfigError
 from tests.budget.questions import ask, scenario, scenarios
 from tests.examples import examples
-
-
-def changes(options: list[Option]) -> list[str]:
-    return [option.change for option in options]
 
 
 def typed(found: Scenario, change: str) -> Scenario:
@@ -71,13 +66,6 @@ def test_every_option_gains_what_it_says_and_those_that_help_lead(
         assert max_concurrency(after, tokens) == option.concurrency
 
 
-def test_what_fits_is_told_its_largest_gain_first() -> None:
-    options = advise(scenario(gpus="8"), 2**20, 1)
-    gains = [(option.concurrency, option.freed_bytes) for option in options]
-    assert gains == sorted(gains, reverse=True)
-    assert all(option.fits for option in options)
-
-
 @pytest.mark.parametrize("model", ["v4-flash", "v4-pro"])
 @pytest.mark.parametrize("engine", ["dsv4kv", "vllm:0.33", "sglang:0.5.23", "trtllm"])
 def test_the_first_option_is_the_best_of_all_combinations(engine: str, model: str) -> None:
@@ -105,7 +93,7 @@ def test_everything_that_could_be_smaller_is_offered() -> None:
         draft_layers="1",
         draft_tokens="2",
     )
-    assert set(changes(advise(wasteful, 100_100, 80))) == {
+    assert {option.change for option in advise(wasteful, 100_100, 80)} == {
         "--tp 1 --dp 8 --indexer-format mxfp4 --main-format fp8_ds_mla --memory-fraction 0.95",
         "--step-tokens 2048",
         "--tp 1 --dp 8",
@@ -118,33 +106,6 @@ def test_everything_that_could_be_smaller_is_offered() -> None:
         "--window-format fp8_ds_mla",
         "--memory-fraction 0.95",
     }
-
-
-def test_a_shorter_context_is_advised_with_all_requests_that_fit() -> None:
-    found = scenario(gpus="8", tp="1", hbm="36GiB", engine="vllm:0.33")
-    shorter = next(each for each in advise(found, 2**20, 1) if each.change.startswith("--context"))
-    tokens = int(shorter.change.split()[1])
-    assert shorter.concurrency == max_concurrency(found, tokens) == 8
-
-
-def test_a_line_to_paste_has_every_flag_once() -> None:
-    found = scenario(gpus="8", tp="2", dp="4", expert_parallel="on", engine="vllm:0.33")
-    line = launch_line(found, 2**17, max_concurrency(found, 2**17))
-    flags = [word for word in line.split() if word.startswith("--")]
-    assert "--enable-expert-parallel" in flags
-    assert len(set(flags)) == len(flags)
-
-
-@pytest.mark.parametrize("model", ["v4-pro", "v4-flash"])
-@pytest.mark.parametrize("tokens", [2**15, 2**17, 2**20])
-def test_what_is_advised_for_trtllm_is_a_line_of_one_server(model: str, tokens: int) -> None:
-    options = advise(scenario(gpus="8", engine="trtllm", model=model), tokens, 1)
-    layouts = [option for option in options if "tp" in option.inputs]
-    assert layouts
-    for option in layouts:
-        line = launch_line(option.scenario, tokens, option.concurrency)
-        assert line.startswith("trtllm-serve ")
-        assert ("--enable_attention_dp" in line) == (option.scenario.layout.dp > 1)
 
 
 def test_a_limit_of_requests_that_binds_is_advised_to_be_raised() -> None:
@@ -202,19 +163,3 @@ def test_one_live_session_is_not_offered_to_be_two() -> None:
     options = advise(scenario(engine="ds4", gpus="2"), 2**17, 1)
     assert options
     assert not any("request_limit" in each.inputs for each in options)
-
-
-def test_ranks_of_sglang_that_share_a_chunk_get_whole_pages() -> None:
-    ranks = {"engine": "sglang", "gpus": "16", "tp": "1", "dp": "16", "context": "128K"}
-    with pytest.raises(ConfigError, match=r"128 tokens per rank.*multiple of 4,096"):
-        resolve(ask(**ranks, step_tokens="2048"))
-    found = answer(ask(**ranks, step_tokens="8192"))
-    words = changes(advise(found.scenario, found.context, 1))
-    assert not any("chunked" in each for each in words)
-
-
-def test_smaller_chunks_are_offered_where_they_hold_more() -> None:
-    found = answer(ask(model="v4-pro", gpu="h200", gpus="8", engine="vllm:0.33", context="1M"))
-    best, one = advise(found.scenario, found.context, 1)[:2]
-    assert "--max-num-batched-tokens 1024" in best.change
-    assert one.change == "--max-num-batched-tokens 2048"  # alone both hold the same

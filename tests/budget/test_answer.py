@@ -4,35 +4,10 @@ import re
 
 import pytest
 
-from dsv4kv.budget.answer import answer, lack_sentence, prefix_document
+from dsv4kv.budget.answer import answer, lack_sentence
 from dsv4kv.budget.fit import advise
-from dsv4kv.errors import ConfigError, DoesNotFit
+from dsv4kv.errors import DoesNotFit
 from tests.budget.questions import ask
-
-MILLION = 2**20
-
-
-@pytest.mark.parametrize(
-    ("texts", "gpus", "help_"),
-    [
-        ({"gpu": "rtx-4090", "context": "1M", "concurrency": "1M"}, 1024, "--concurrency 512"),
-        ({"gpu": "h200", "model": "v4-pro", "engine": "sglang:0.5.23", "dp": "1"}, 8, "--tp 2"),
-        ({"gpu": "h100", "model": "v4-pro", "engine": "vllm:0.33", "dp": "1"}, 8, "--gpus"),
-    ],
-)
-def test_where_no_number_of_gpus_is_enough_the_largest_is_answered_with_what_helps(
-    texts: dict[str, str], gpus: int, help_: str
-) -> None:
-    found = answer(ask(**texts))
-    assert not found.fits
-    assert found.scenario.layout.gpus == gpus
-    enough = [o for o in advise(found.scenario, found.context, found.concurrency) if o.fits]
-    assert any(option.change.startswith(help_) for option in enough)
-
-
-def test_where_nothing_helps_the_search_says_where_it_ended() -> None:
-    with pytest.raises(ConfigError, match=r"cannot fit on 1,024 GPUs .*every GPU lacks"):
-        answer(ask(hbm="4GiB"))
 
 
 def test_all_stages_take_what_the_smallest_holds_and_each_prints_its_line() -> None:
@@ -61,21 +36,6 @@ def test_weights_that_leave_nothing_are_refused_in_the_engines_words(
     assert not found.fits
     assert found.capacity is None
     assert re.match(said, found.log_lines[0]) if said else found.log_lines == ()
-
-
-def test_a_window_pool_that_binds_decides_how_many_requests_fit() -> None:
-    """Up to 0.5.19 unless slots out of the window are given back: a tenth of the full tokens."""
-    texts = {"model": "v4-pro", "gpus": "8", "context": "4608"}
-    kept, freed = (
-        answer(ask(engine="sglang:0.5.17", window_slots=how, **texts)) for how in ("kept", "freed")
-    )
-    newer = answer(ask(engine="sglang:0.5.19", **texts))
-    slots = 162_560 - 8_192  # less a chunk
-    assert kept.max_concurrency == slots // 4_608 == 33
-    assert freed.max_concurrency == newer.max_concurrency >= 200
-    for found, words in ((kept, "hold 33:.*whole prompt"), (freed, r"hold \d{3}:.*window alone")):
-        assert found.capacity
-        assert re.search(words, found.capacity.note)
 
 
 @pytest.mark.parametrize(
@@ -109,27 +69,6 @@ def test_a_cache_that_a_gpu_has_no_memory_for_does_not_start(given: dict[str, st
     assert not [option for option in advise(found.scenario, found.context, 1) if option.fits]
     with pytest.raises(DoesNotFit, match="does not start on 1,024 × h200"):
         answer(ask(kv_memory="559GiB"))
-
-
-def test_memory_for_kv_that_is_given_is_of_no_other_layout() -> None:
-    """13.38 GiB of TP2 DP4 EP8: replicas of one GPU have 15 GiB more weights each."""
-    found = answer(ask(**PRO, tp="2", context="1M", kv_memory="13.38GiB"))
-    options = advise(found.scenario, found.context, 1)
-    assert options[0].change == "--max-num-batched-tokens 2048"
-    assert not [option for option in options if "tp" in option.inputs]
-    without = answer(ask(**PRO, tp="8", context="1M"))
-    assert [each for each in advise(without.scenario, 2**20, 1) if "tp" in each.inputs]
-
-
-@pytest.mark.parametrize(
-    ("engine", "padded"),
-    [("vllm:0.33", 3_915), ("vllm:0.26", 4_061.25), ("sglang:0.5.23", 3_899.25)],
-)
-def test_a_token_that_leaves_takes_its_pages_padding_along(engine: str, padded: float) -> None:
-    found = prefix_document(answer(ask(engine=engine, gpus="8")).scenario, MILLION)
-    assert found is not None
-    assert found["offloaded_useful_bytes_per_token"] == 3_850.25
-    assert found["offloaded_padded_bytes_per_token"] == padded
 
 
 @pytest.mark.parametrize("engine", ["dsv4kv", "vllm", "sglang"])

@@ -1,31 +1,9 @@
 """Inputs are read as people write them; a wrong value is refused with its option."""
 
-from fractions import Fraction
-
 import pytest
 
 from dsv4kv.budget.inputs import read_inputs
 from dsv4kv.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "value"), [
-        ("context", "128K", 131_072),
-        ("context", " 1M ", 1_048_576),
-        ("concurrency", "1_000", 1000),
-        ("hbm", "141GiB", 141 * 2**30),
-        ("hbm", "80GB", 80 * 10**9),
-        ("weights", "150GiB", 150 * 2**30),
-        ("reserve", "0", 0),
-        ("memory-fraction", "0.9", Fraction(9, 10)),
-        ("memory-fraction", "1", Fraction(1)),
-        ("host-ratio", "0.5", Fraction(1, 2)),
-        ("draft-tokens", "0", 0),
-        ("state", "online", "online"),
-    ]
-)  # fmt: skip
-def test_a_value_is_read(name: str, text: str, value: object) -> None:
-    assert getattr(read_inputs({name: text}), name.replace("-", "_")) == value
 
 
 @pytest.mark.parametrize(
@@ -34,19 +12,11 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         ("context", "0", "--context: 0 is too few: give at least 1."),
         ("gpus", "two", "--gpus: 'two' is not a count: write 64, 128K or 1M (1K = 1,024)."),
         ("hbm", "0", "--hbm: 0 is too little: give at least 1 B."),
-        ("hbm", "big", "--hbm: 'big' is not a size: write 512MiB, 141GiB, 80GB or bytes."),
-        (
-            "memory-fraction",
-            "90",
-            "--memory-fraction: 90 is no share of a GPU: give a number above 0, at most 1.",
-        ),
+        ("memory-fraction", "90",
+         "--memory-fraction: 90 is no share of a GPU: give a number above 0, at most 1."),
         ("memory-fraction", "x", "--memory-fraction: 'x' is not a number: write 0.9 or 1/2."),
-        (
-            "host-ratio",
-            "9" * 400,
-            f"--host-ratio: '{'9' * 400}' is not a number: write 0.9 or 1/2.",
-        ),
-        ("memory-fraction", "1/0", "--memory-fraction: '1/0' is not a number: write 0.9 or 1/2."),
+        ("host-ratio", "9" * 400,
+         f"--host-ratio: '{'9' * 400}' is not a number: write 0.9 or 1/2."),
         ("host-ratio", "0", "--host-ratio: 0 is too little: give a number above 0."),
         (
             "state",
@@ -58,7 +28,7 @@ def test_a_value_is_read(name: str, text: str, value: object) -> None:
         ),
         ("model", " ", "--model: the value is missing."),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_value_is_a_sentence_with_its_option(name: str, text: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         read_inputs({name: text})

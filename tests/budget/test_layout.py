@@ -3,14 +3,12 @@
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from dsv4kv.budget.layout import Layout, LayoutWish, candidate_layouts
 from dsv4kv.errors import ConfigError
 from dsv4kv.model.presets import load_model
 
 FLASH = load_model("v4-flash")
-SIZES = st.none() | st.sampled_from([1, 2, 4, 8, 16, 64])
 
 
 def layouts(most_gpus: int = 64, **wish: Any) -> list[Layout]:
@@ -21,14 +19,11 @@ def layouts(most_gpus: int = 64, **wish: Any) -> list[Layout]:
     ("wish", "expected"), [
         ({"gpus": 1}, Layout()),
         ({"gpus": 8}, Layout(tp=8)),
-        ({"gpus": 4}, Layout(tp=4)),
         ({"gpus": 24}, Layout(tp=8, dp=3, ep=24)),
-        ({"gpus": 6}, Layout(tp=2, dp=3, ep=6)),
         ({"gpus": 8, "tp": 1}, Layout(dp=8, ep=8)),
         ({"gpus": 8, "dp": 2}, Layout(tp=4, dp=2, ep=8)),
         ({"gpus": 8, "pp": 2}, Layout(tp=4, pp=2)),
         ({"gpus": 16, "pp": 2, "ep": 8}, Layout(tp=8, pp=2, ep=8)),
-        ({"tp": 4, "dp": 2}, Layout(tp=4, dp=2, ep=8)),
     ]
 )  # fmt: skip
 def test_what_is_left_out_is_filled_in(wish: dict[str, int], expected: Layout) -> None:
@@ -39,15 +34,10 @@ def test_what_is_left_out_is_filled_in(wish: dict[str, int], expected: Layout) -
     ("wish", "expected"), [
         ({"gpus": 8}, [Layout(tp=8)]),
         ({"gpus": 16}, [Layout(dp=16, ep=16)]),
-        ({"gpus": 6}, [Layout(dp=6, ep=6)]),
-        ({"gpus": 8, "tp": 1}, [Layout(dp=8, ep=8)]),
         ({"gpus": 8, "tp": 4, "pp": 2}, [Layout(tp=4, pp=2)]),
-        ({"tp": 4}, [Layout(tp=4)]),
         ({"dp": 4}, [Layout(dp=4, ep=4)]),
         ({}, [*(Layout(tp=tp) for tp in (1, 2, 4, 8)), Layout(dp=16, ep=16)]),
         ({"gpus": 8, "tp": 2}, None),
-        ({"gpus": 8, "dp": 4}, None),
-        ({"tp": 4, "dp": 2}, None),
         ({"gpus": 32, "tp": 2, "pp": 4}, None),
     ]
 )  # fmt: skip
@@ -70,7 +60,6 @@ def test_a_server_of_attention_dp_over_all_ranks_or_none_has_no_other_layout(
         ({"gpus": 16, "tp": 4, "dp": 2}, "TP4 · DP2 is a layout of 8 GPUs and --gpus is 16"),
         ({"gpus": 2**64}, "a layout of over 1,048,576 GPUs"),
         ({"tp": 3}, "TP3 cannot split 64 attention heads of v4-flash"),
-        ({"tp": 128}, "TP128 cannot split 64 attention heads"),
         ({"gpus": 8, "tp": 1, "ep": 3}, "EP3 does not divide the 8 GPUs of a stage"),
         ({"pp": 44}, "PP44 is more than the 43 layers of v4-flash"),
     ]

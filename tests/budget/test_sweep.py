@@ -42,12 +42,3 @@ def test_every_combination_has_the_answer_that_it_has_alone() -> None:
         alone = answer(ask(**EIGHT, **row.point))
         assert row.found.use == alone.use
         assert to_values(row)["max_concurrency"] == alone.max_concurrency
-
-
-def test_a_combination_without_an_answer_keeps_its_sentence_and_its_cache() -> None:
-    first, second = run_sweep(EIGHT, [Axis("tp", ("8", "3"))])
-    assert first.problem is None
-    assert second.found is None
-    assert second.problem is not None
-    assert "TP3" in second.problem
-    assert second.token_bytes == first.token_bytes > 0

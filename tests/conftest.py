@@ -114,7 +114,6 @@ THINNED = {
     "cli/test_launches.py::test_ctrl_c_in_a_launch_saves_what_was_measured": 0,
     "cli/test_progress.py::test_reading_a_trace_says_how_far_it_is": 3,
     "cli/test_record.py::test_whatever_ends_it_no_finished_request_is_lost": 1,
-    "cli/test_replay.py::test_a_chart_is_one_file": 1,
     "cli/test_shell.py::test_a_stream_that_is_not_utf_8_loses_glyphs_and_not_the_answer": 1,
     "config/test_load.py::test_a_key_with_one_letter_missing_is_recognised": 20,
     "diagnose/conform/test_check.py::test_a_planted_fault_is_found_and_shrunk": 2,

@@ -33,22 +33,9 @@ def save(name: str, record: RunRecord) -> str:
     return str(save_record(record.model_copy(update={"run_id": name}), Path()).path)
 
 
-@pytest.fixture
-def before() -> str:
-    return save("before", make_launched_record(seed=1))
-
-
-@pytest.fixture
-def slower() -> str:
-    return save("slower", make_launched_record(seed=2, factors={"flush": 1.1}))
-
-
-@pytest.fixture
-def single() -> str:
-    return save("single", make_launched_record(1, seed=2, launches=[]))
-
-
-def test_a_single_launch_is_unclear_and_ends_with_3(before: str, single: str) -> None:
+def test_a_single_launch_is_unclear_and_ends_with_3() -> None:
+    before = save("before", make_launched_record(seed=1))
+    single = save("single", make_launched_record(1, seed=2, launches=[]))
     result = run(before, single)
     assert result.exit_code == 3
     assert "! UNCLEAR: " in result.stdout
@@ -57,39 +44,13 @@ def test_a_single_launch_is_unclear_and_ends_with_3(before: str, single: str) ->
     assert {row["interval"] for row in rows} == {None}
 
 
-def test_json_is_one_document_with_every_row(before: str, slower: str) -> None:
-    result = run(before, slower, "--json")
-    assert (result.exit_code, result.stderr) == (1, "")
-    document = json.loads(result.stdout)
-    assert document["verdict"] == "SLOWER"
-    (flush,) = (row for row in document["rows"] if row["name"] == "flush")
-    assert flush["ratio"] == pytest.approx(1.1, rel=0.01)
-    low, high = flush["interval"]
-    assert 1.05 < low < flush["ratio"] < high
-    assert len(flush["before_ns"]) == len(flush["after_ns"]) == 7
-    assert document["geometric_mean"]["verdict"] in ("UNCLEAR", "SLOWER", "SAME")
-    assert document["floor"]["value"] == 0.01
-
-
-# ---- a page -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages have their frame and no section, whose charts take seconds."""
-    monkeypatch.setattr("dsv4kv.view.html.to_svg", lambda *_: "")
-
-
-# ---- unlike sides -------------------------------------------------------------------------------
-
-
-# ---- A against B --------------------------------------------------------------------------------
-
 SETTINGS = [word for setting in (*TINY, "workload.data=none") for word in ("--set", setting)]
 
 
-@pytest.mark.usefixtures("without_pictures")
-def test_two_configurations_are_measured_in_turns_kept_and_compared() -> None:
+def test_two_configurations_are_measured_in_turns_kept_and_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dsv4kv.view.html.to_svg", lambda *_: "")  # charts take seconds
     Path("other.yaml").write_text("cache: {block_tokens: 256, max_context_tokens: 1024}\n")
     result = run("--ab", "config:smoke", "other.yaml", *SETTINGS, "--set", "workload.trace=null",
                  "--launches", "1", "--html", "page.html", "--verbose")  # fmt: skip

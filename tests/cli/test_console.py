@@ -61,16 +61,6 @@ def test_text_gives_a_terminal_no_commands(
     assert json.loads(told.out.splitlines()[-1]) == {"name": name}
 
 
-def test_colours_of_the_toolkit_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    console = open_console()
-    with console.capture() as captured:
-        console.print(Text("green \x1b[31m", style="green"))
-    assert captured.get() == "\x1b[32mgreen [31m\x1b[0m\n"
-
-
 def test_no_columns_at_all_are_those_that_are_not_known() -> None:
     asked = {**os.environ, "COLUMNS": "0"}
     words = [sys.executable, "-P", "-m", "dsv4kv", "budget"]

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import shlex
 import shutil
 import subprocess
 import sys
@@ -95,14 +94,6 @@ def test_the_line_for_lint_has_what_decided_the_faults() -> None:
     assert "dsv4kv lint tiered --engine sglang:0.5.23" in shown
 
 
-def test_a_log_whose_gpu_is_given_has_a_line_that_compares_layouts() -> None:
-    shown = run("sglang", "--gpu", "h200").stdout
-    line = next(line for line in shown.splitlines() if line.startswith("dsv4kv budget"))
-    assert "--engine sglang:0.5.20" in line
-    assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0
-    assert "dsv4kv budget" not in run("sglang").stdout
-
-
 def test_standard_input_is_a_file_like_any_other() -> None:
     given, named = run("-", input=TEXTS["sglang"]).stdout, run("sglang").stdout
     given, named = (" ".join(each.split()) for each in (given, named))
@@ -119,12 +110,6 @@ def test_it_ends_with_1_where_something_does_not_fit_or_is_faulty() -> None:
     assert (helped.exit_code, "To make it fit" in helped.stdout) == (1, True)
     nowhere = run(f"{unset} --speculative-algorithm EAGLE", "--gpu", "rtx-4090")
     assert nowhere.exit_code == 1
-
-
-def test_what_only_lint_understands_says_why_it_has_no_size() -> None:
-    found = document(f"vllm serve a-model -tp 8 {SERVE[40:]}")
-    assert found["faults"]
-    assert "which model" in found["answers"][0]["error"]
 
 
 def test_standard_input_without_end_is_read_to_a_bound() -> None:

@@ -75,11 +75,6 @@ def test_every_launch_serves_the_same_work_in_a_process_of_its_own(
         assert first.totals.wall_ns != second.totals.wall_ns
 
 
-def test_a_file_that_is_typed_reaches_every_launch(swept: tuple[Result, Path]) -> None:
-    assert {case.backend for case in load_record(swept[1]).cases} == {"mine.py:gather_window"}
-    assert (swept[1].parents[1] / "imported").read_text() == "11"
-
-
 def test_what_no_launch_could_run_is_refused_before_one_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -87,20 +87,12 @@ def _timed(mine_ns: float, calls: int = 100) -> list[Case]:
     [
         ([_timed(170_000)], "gather_topk of mine is 17.0 times slower than cpu."),
         ([_timed(8_000)], "gather_topk of mine is 1.25 times faster than cpu."),
-        (
-            [_timed(170_000, 3)],
-            "! gather_topk of mine is 17.0 times slower than cpu, its interval unknown",
-        ),
-        (
-            [_timed(8_000), _timed(20_000)],
-            "gather_topk of mine is 2.00 times slower to 1.25 times faster than cpu.",
-        ),
-        (
-            [_timed(20_000), _timed(40_000)],
-            "gather_topk of mine is 2.00 to 4.00 times slower than cpu.",
-        ),
+        ([_timed(170_000, 3)],
+         "! gather_topk of mine is 17.0 times slower than cpu, its interval unknown"),
+        ([_timed(20_000), _timed(40_000)],
+         "gather_topk of mine is 2.00 to 4.00 times slower than cpu."),
     ],
-)
+)  # fmt: skip
 def test_the_first_line_says_how_much_faster_or_slower(
     timed: list[list[Case]], answer: str
 ) -> None:
@@ -108,13 +100,6 @@ def test_the_first_line_says_how_much_faster_or_slower(
     assert lines[0] == answer
     table = next(line for line in lines if "speedup" in line)
     assert "median µs" in table
-
-
-def test_a_wrong_backend_is_not_timed() -> None:
-    done = run("gather_topk", "--backend", "wrong.py:gather_topk", *SMALL)
-    assert (done.exit_code, done.stdout) == (6, "")
-    assert "request 1, row 0, channel 5 is 1, and the reference has" in done.stderr
-    assert "Nothing was timed." in done.stderr
 
 
 LARGE = "import torch\n{MINE}    if out.shape[1] > 100:\n        {wrong}\n".format
@@ -146,7 +131,6 @@ KEPT = "out.copy_(gather_topk.__dict__.setdefault(f'{indices.data_ptr()}', out.c
             (LARGE(MINE=MINE, wrong=wrong), "gather_topk", f"{{at}}{problem}")
             for wrong, problem in {
                 "out[:, 64:] = 0.0": "request 0, row 64, channel ",
-                "table.zero_()": "it changed what it only reads.",
                 "indices.clamp_(min=9)": "it changed what it only reads.",
                 "store.pages[0].fill_(0)": "it changed what it only reads.",
                 "out.fill_(torch.nan)": "it left its output as it was",
@@ -159,7 +143,6 @@ KEPT = "out.copy_(gather_topk.__dict__.setdefault(f'{indices.data_ptr()}', out.c
             "{at}entry ",
         ),
         (RAISES("SystemExit"), "gather_topk", "raised SystemExit in odd.py:5: 0"),
-        (RAISES("RuntimeError"), "gather_topk", "raised RuntimeError in odd.py:5: 0"),
         (f"import torch\n{EXCHANGED}", "gather_topk", "it exchanged the memory of an argument"),
         (LATER, "gather_topk", "it left its output as it was"),
     ],

@@ -39,12 +39,6 @@ def test_help_all_shows_every_option_and_how_many_help_hides(name: str) -> None:
         assert re.search(rf"(?m)^│ \*? *{option.opts[0]}\b", whole)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_no_list_of_values_is_cut(name: str) -> None:
-    shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*name.split(), "--help-all"]).output
-    assert not re.search(r"(?m)<[a-z0-9.-]+\|[^>]*$", shown)
-
-
 @pytest.mark.parametrize("name", ["bench", "plan", "profile", "replay"])
 def test_json_prints_everywhere_and_takes_a_file_where_it_is_also_written(name: str) -> None:
     def json_of(*words: str) -> object:

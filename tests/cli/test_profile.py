@@ -20,7 +20,6 @@ from dsv4kv.runs.schema import RunRecord
 from dsv4kv.runs.store import load_record
 from tests.bench.settings import TINY
 from tests.cli import shell
-from tests.cli.shell import text
 from tests.profile.exports import two_replays
 from tests.profile.test_ncu_report_file import context
 from tests.profile.tools import Tool, install
@@ -131,17 +130,6 @@ def test_times_of_a_cpu_profile_add_up_to_the_step_within_10_percent(profiled: R
     assert {"op", "range"} == {row.kind for row in table.kernels}
     found = {row.category for row in table.kernels}
     assert {"insert", "compress", "indexer", "attention"} <= found
-
-
-def test_the_record_has_the_profile_and_report_reads_it(profiled: Result) -> None:
-    record, found = the_record(), the_profile()
-    assert record.status == "complete"
-    assert record.cases[0].cache is not None
-    assert found.step_requests == [2, 2, 2]
-    assert found.why == "asked for with --torch"
-    assert f"record: results/{record.run_id}.json" in profiled.stdout
-    report = shell.invoke("report", f"results/{record.run_id}.json")
-    assert report.exit_code == 0
 
 
 def test_neither_secrets_nor_the_hosts_name_are_in_any_file(profiled: Result) -> None:
@@ -283,17 +271,6 @@ def test_a_report_newer_than_its_export_is_exported_anew(nsys: Tool) -> None:
     assert [words[0] for words in nsys.calls()] == ["export"]
 
 
-def test_a_look_at_a_profile_leaves_no_file() -> None:
-    two_replays().save(Path("server.sqlite"))
-    assert "gather_topk" in invoke("server.sqlite").stdout
-    Path("anything").write_bytes(Path("server.sqlite").read_bytes())
-    assert "gather_topk" in invoke("anything").stdout
-    Path("anything").rename("smoke")
-    told = refused(invoke("smoke", "--set", "model.layers=none"), 2)
-    assert "--set model.layers=none" in told  # the shipped configuration's
-    assert sorted(path.name for path in Path().iterdir()) == ["server.sqlite", "smoke"]
-
-
 def test_a_profile_of_another_program_is_kept_as_a_record_where_a_folder_is_named() -> None:
     two_replays().save(Path("server.sqlite"))
     shown = invoke(
@@ -319,15 +296,3 @@ def test_halves_of_characters_in_names_are_shown_and_kept_as_question_marks() ->
     assert "flush?" in invoke("server.json", "--out", "results").stdout
     (kept,) = Path("results").iterdir()
     assert "flush?" in invoke(str(kept)).stdout
-
-
-def test_another_range_can_be_the_step() -> None:
-    export = two_replays()
-    for event in export.rows["NVTX_EVENTS"]:
-        if event.get("text") == "step":
-            event["text"] = "execute_model"
-    export.save(Path("server.sqlite"))
-    step = ("--step", "execute_model", "--verbose")
-    assert "Step  2 steps" in invoke("server.sqlite", *step).stdout
-    others = text(invoke("server.sqlite", "--verbose").stdout)
-    assert "the steps are 'execute_*'" in others

@@ -14,7 +14,6 @@ from unittest.mock import patch
 import pytest
 from aiohttp import ClientSession
 
-from dsv4kv.cli import record as commands
 from dsv4kv.record.folder import Recording, read_stream
 from tests.cli.shell import invoke as run
 from tests.ports import free_port
@@ -185,16 +184,6 @@ def test_a_recording_becomes_a_trace_in_order_of_arrival(asked: Path, tmp_path: 
     assert lines(tmp_path / "part.jsonl") == [expected[1] | {"arrival_s": 2.5}]
 
 
-def test_ids_of_512_tokens_are_of_all_before_and_a_rest_is_shared_with_nothing(
-    asked: Path, tmp_path: Path
-) -> None:
-    run("trace", "convert", asked, tmp_path / "trace.jsonl", "--to", "mooncake")
-    ids = [line["hash_ids"] for line in lines(tmp_path / "trace.jsonl")]
-    assert [len(each) for each in ids] == [1, 1, 2]
-    assert ids[2][0] == 18
-    assert len({one for each in ids for one in each}) == 4
-
-
 @pytest.mark.parametrize("to", ["dsv4kv", "mooncake"])
 def test_what_was_only_stored_is_marked_and_has_no_hit_rate(
     to: str, stored_only: Path, tmp_path: Path
@@ -290,17 +279,6 @@ def test_what_is_known_of_prompts_and_how_is_told(
     assert ids in (last, len(last)) or stream == "metrics"
 
 
-@pytest.mark.parametrize("to", ["dsv4kv", "mooncake"])
-def test_prompts_of_less_than_a_block_are_written_as_well(
-    to: str, asked: Path, tmp_path: Path
-) -> None:
-    with Recording(asked) as recording:
-        row = {"arrival_s": 20.0, "input_tokens": 5, "ids": [], "grain": 64}
-        recording.write("requests", {"source": "requests:0"} | row)
-    assert run("trace", "convert", asked, tmp_path / "out", "--to", to).exit_code == 0
-    assert "4 requests" in run("trace", "info", tmp_path / "out", "--format", to).output
-
-
 def test_the_guide_leads_from_a_log_to_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,14 +335,3 @@ def test_a_proxy_that_others_reach_says_what_that_means(tmp_path: Path) -> None:
     done = run(*words, "0.0.0.0:0=http://127.0.0.1:8000")
     assert "anyone who reaches it uses the server behind it" in done.output
     assert "whoever" not in run(*words, "0=http://127.0.0.1:8000").output
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SystemExit(1)])
-def test_a_sentence_that_nobody_can_hear_ends_no_recording(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(commands, "say", fail)
-    commands._warn("requests are passed on")

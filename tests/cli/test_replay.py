@@ -52,16 +52,12 @@ def test_what_came_back_from_below_is_told_on_every_medium() -> None:
     ("options", "part", "changed", "sentence"),
     [
         (TIERED, "tiers", {"asked_tokens": 1}, "were asked of tiers"),
-        (
-            TIERED,
-            "tiers",
-            {"restored_tokens": 0, "asked_tokens": 0, "lost_tokens": {}},
-            "came back",
-        ),
+        (TIERED, "tiers", {"restored_tokens": 0, "asked_tokens": 0, "lost_tokens": {}},
+         "came back"),
         (FLEET, "fleet", {"saved_tokens": 1}, "and the fleet"),
         (FLEET, "fleet", {"held_bytes": 1}, "and the fleet"),
     ],
-)
+)  # fmt: skip
 def test_tiers_and_fleets_that_do_not_add_up_are_no_record(
     options: tuple[str, ...], part: str, changed: dict[str, Any], sentence: str
 ) -> None:
@@ -76,12 +72,3 @@ def test_a_trace_named_as_an_option_is_one_in_no_printed_command() -> None:
     said = invoke(*OPTIONS, "--json", "a.json", "--", "--html=x").stdout
     commands = [load_record(Path("a.json")).reproduce, *re.findall("dsv4kv plan .*", said)]
     assert [command.split()[2] for command in commands] == ["./--html=x"] * 2
-
-
-@pytest.mark.parametrize("name", ["held.svg", "held.html"])
-def test_a_chart_is_one_file(name: str) -> None:
-    result = small("--chart", name)
-    assert result.exit_code == 0
-    content = Path(name).read_text("utf-8")
-    assert content.lstrip().startswith(("<?xml", "<!doctype html", "<!DOCTYPE html"))
-    assert "http://" not in content.replace("http://www.w3.org", "")

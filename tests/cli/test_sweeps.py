@@ -4,7 +4,6 @@ import json
 import os
 import random
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -202,18 +201,6 @@ def test_a_name_that_is_no_utf_8_loses_nothing(
     assert invoke(*words).exit_code == 0
     (path,) = (path for path in Path().glob("*/*.json"))
     assert load_record(path).trace_source == "caf?.jsonl"
-
-
-@pytest.mark.usefixtures("interrupted")
-@pytest.mark.parametrize("folder", ["elsewhere", "my results", "a/b"])
-def test_the_line_that_is_listed_goes_on_in_its_folder(folder: str, whole: list[Case]) -> None:
-    Path(folder).parent.mkdir(exist_ok=True)
-    Path("results").rename(folder)
-    listed = " ".join(invoke("report", "list", "--folder", folder).stdout.split())
-    line = listed.partition("2 of 4 dsv4kv ")[2]
-    assert invoke(*shlex.split(line), "--quiet").exit_code == 6
-    assert the_record(folder).cases == whole
-    assert not list(Path(folder).glob("*.points.jsonl"))
 
 
 @pytest.mark.parametrize("address", ["auto", "127.0.0.1:1", "nowhere.invalid:6379"])

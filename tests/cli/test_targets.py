@@ -31,7 +31,6 @@ COMMANDS = {
     ),
 }
 """Commands whose work would fail, too, and at once: so the target is looked at first."""
-FOLDERS = {"--out": ("bench gone", "replay gone.jsonl", "compare gone.json gone.json")}
 
 
 def refused(command: str, option: str, target: str) -> str:
@@ -70,16 +69,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     assert said == f"{expected} that exists.\n"
 
 
-@pytest.mark.parametrize(
-    ("option", "command"), [(name, each) for name, all_ in FOLDERS.items() for each in all_]
-)
 @pytest.mark.parametrize("target", ["file", "file/new"])
+@pytest.mark.parametrize("command", ["bench gone", "replay gone.jsonl", "compare gone gone"])
 def test_a_folder_that_cannot_be_made_is_refused_before_the_work(
-    option: str, command: str, target: str
+    command: str, target: str
 ) -> None:
-    said = refused(command, option, target)
-    expected = f"error: {option} {target}: cannot be written (Not a directory): name another"
-    assert said == f"{expected} folder.\n"
+    expected = f"error: --out {target}: cannot be written (Not a directory): name another folder."
+    assert refused(command, "--out", target) == f"{expected}\n"
 
 
 @pytest.mark.parametrize("command", ["trace convert builtin:chat", "trace tokenize gone.json"])

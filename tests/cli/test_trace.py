@@ -1,20 +1,17 @@
 """``dsv4kv trace`` tells, converts and makes traces; every number it prints has a unit."""
 
 import gzip
-import json
 import os
 from pathlib import Path
 
 import pytest
-from syrupy.assertion import SnapshotAssertion
 from typer.testing import CliRunner, Result
 
 from dsv4kv.cli import trace as command
 from dsv4kv.config.bench import Synthetic
 from dsv4kv.errors import TraceError
-from dsv4kv.traces import read_trace, resolve_trace, trace_sha256
+from dsv4kv.traces import read_trace, resolve_trace
 from dsv4kv.traces import synth as chat
-from dsv4kv.traces.request import Request
 from dsv4kv.traces.synth import synthesize
 
 AZURE = """\
@@ -41,12 +38,6 @@ def run(*arguments: str, exit_code: int = 0) -> Result:
     return result
 
 
-def test_info_as_json_holds_the_same_numbers(snapshot: SnapshotAssertion) -> None:
-    document = json.loads(run("info", "builtin:chat", "--json").output)
-    assert document.pop("sha256") == trace_sha256(resolve_trace("builtin:chat"))
-    assert document == snapshot
-
-
 def test_info_refuses_a_second_line_without_end_before_the_digest_of_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -68,15 +59,6 @@ def test_convert_sorts_by_arrival_when_asked_to() -> None:
     Path("azure.csv").write_text(lines[0] + "".join(reversed(lines[1:])))
     run("convert", "azure.csv", "own.jsonl", "--sort")
     assert [request.input_tokens for request in read_trace("own.jsonl")] == [4808, 3180, 110]
-
-
-def test_a_timed_trace_is_read_by_the_names_given() -> None:
-    Path("t.jsonl").write_text('{"at": 1500, "i": 100, "o": 3, "b": [7, 8]}\n')
-    run(
-        *("convert", "t.jsonl", "own.jsonl", "--format", "timed", "--fields", "at,i,o,b"),
-        *("--time-unit", "ms", "--id-tokens", "50"),
-    )
-    assert list(read_trace("own.jsonl")) == [Request(1.5, 100, 3, (7, 8), 50)]
 
 
 def test_convert_leaves_nothing_behind_when_the_source_is_defective() -> None:

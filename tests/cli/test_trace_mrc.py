@@ -1,7 +1,6 @@
 """``dsv4kv trace mrc`` tells a curve, strategies and rules, the same on every medium."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -32,21 +31,6 @@ def test_the_document_holds_every_row(snapshot: SnapshotAssertion) -> None:
     assert json.loads(result.output) == snapshot
 
 
-def test_capacities_in_bytes_are_those_of_the_models_compressed_cache() -> None:
-    result = run("builtin:chat", "--capacity", "100MiB", "--model", "v4-flash", "--json")
-    point = json.loads(result.output)["rows"][0]
-    # 3,514.25 B a token (arXiv:2606.19348 with fp8_ds_mla entries and mxfp4 keys)
-    tokens = int(100 * 2**20 / 3514.25)
-    assert point["capacity_tokens"] == tokens
-    assert point["capacity_bytes"] == int(tokens * 3514.25)
-
-
-def test_a_capacity_comes_back_as_it_was_asked_for() -> None:
-    rows = json.loads(run("builtin:chat", "--capacity", "24600,30001", "--json").output)["rows"]
-    assert [row["capacity_tokens"] for row in rows if row["name"] == "lru"] == [24600, 30001, None]
-    assert [row["capacity_blocks"] for row in rows if row["name"] == "lru"] == [384, 468, None]
-
-
 @pytest.fixture
 def one_long(tmp_path: Path) -> str:
     """Twice ten prompts of ten blocks, and one of a thousand between."""
@@ -73,22 +57,3 @@ def test_a_prompt_longer_than_a_capacity_is_rejected_and_counted_and_the_rest_to
     assert curve["hit_tokens"] == 10 * 10 * 512  # all that returns, as if the long one never came
     assert curve["hit_share"] == pytest.approx(51_200 / (1200 * 512))
     assert "rejected" in run(one_long, *asked, "-v").output
-
-
-@pytest.mark.parametrize("model", ["v4-flash", "v3.2"])
-@pytest.mark.parametrize("capacity", ["4K", "32K"])
-def test_the_best_rule_is_the_models_and_below_the_bound(capacity: str, model: str) -> None:
-    asked = ("--capacity", capacity, "--rule", "all", "--model", model)
-    printed = " ".join(run("builtin:chat", *asked).output.split())
-    found = re.search(
-        rf", the best rule for {model} is (\S+): ([\d.]+)% of prompt tokens hit "
-        r"\(with unlimited memory at most ([\d.]+)%\)",
-        printed,
-    )
-    assert found
-    assert float(found[2]) <= float(found[3])
-    assert found[1] not in ("ideal", *(["vllm", "sglang"] if model == "v4-flash" else []))
-
-
-def test_a_capacity_that_no_machine_has_is_as_good_as_none() -> None:
-    assert "With unlimited memory" in run("builtin:chat", "--capacity", "9" * 30).output

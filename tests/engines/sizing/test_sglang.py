@@ -10,6 +10,7 @@ import pytest
 from dsv4kv.engines.contract import Deployment
 from dsv4kv.engines.names import find_engine
 from dsv4kv.engines.sglang.sizes import SglangEngine
+from tests.engines.logs.startup import SGLANG
 from tests.engines.sizing.deployments import GIB, deploy
 
 
@@ -17,6 +18,33 @@ def sglang(version: str) -> SglangEngine:
     engine = find_engine(f"sglang:{version}")
     assert isinstance(engine, SglangEngine)
     return engine
+
+
+@pytest.mark.parametrize(
+    ("version", "deployment", "expected"),
+    [
+        ("0.5.23", deploy(), 7_086.75),
+        ("0.5.23", deploy(indexer="mxfp4"), 7_086.75),  # FP4 keys are charged as FP8
+        ("0.5.23", deploy("v4-pro"), 10_115.25),
+        ("0.5.20", deploy(state_bytes=2), 7_033.45),
+        ("0.5.15", deploy("v4-pro", window_ratio=0.15), 13_735.0375),
+        ("0.5.18", deploy(drafts=1), 9_259.902325581397),
+        ("0.5.12", deploy(), 15_955.85),
+    ],
+)
+def test_a_full_token_has_its_published_bytes(
+    version: str, deployment: Deployment, expected: float
+) -> None:
+    pools = sglang(version).pools(deployment)
+    assert pools.bytes_per_full_token == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_log_of_september_2026_is_met() -> None:
+    deployment = deploy(state_bytes=2, concurrency=64, window_ratio=0.1)
+    engine = sglang("0.5.20")
+    fixed = engine.pools(deployment).hca_state_bytes(64)
+    memory = int(6_859_008 * 7_033.45 + fixed) + 1
+    assert engine.capacity(deployment, memory).log_lines == SGLANG[1:]
 
 
 @pytest.mark.parametrize(

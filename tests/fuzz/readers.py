@@ -15,8 +15,7 @@ import yaml
 from dsv4kv.record.folder import STREAMS, Recording
 from dsv4kv.runs.store import DIGEST, digest, dumps
 from tests.bench.compare.launched import make_launched_record
-from tests.budget.launches import LAUNCHES
-from tests.budget.pasted import PASTED
+from tests.budget.pasted import PASTED, PUBLISHED
 from tests.commands import COMMANDS, leaves, write_files
 from tests.diagnose.faults.results import SGLANG as SGLANG_RUN
 from tests.diagnose.faults.results import VLLM as VLLM_RUN
@@ -309,7 +308,7 @@ READERS = {
     ),
     "command": Reader(
         ("budget --command FILE", "explain FILE", "lint FILE", "lint FILE --json"),
-        _text(*(launch.text for launch in LAUNCHES + PASTED)),
+        _text(*(launch.text for launch in PASTED + PUBLISHED)),
         (mt.damage, mt.odd_words, mt.odd_yaml),
         "serve.yaml",
     ),

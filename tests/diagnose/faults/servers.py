@@ -10,7 +10,7 @@ does not tell and it matters; what is ``possible`` hangs on what the text cannot
 
 from dataclasses import dataclass
 
-from tests.budget.launches import LAUNCHES
+from tests.budget.pasted import PUBLISHED
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Case:
 
 def published(source: str, part: str = "") -> str:
     """A command of the tests of ``budget --command``."""
-    return next(each.text for each in LAUNCHES if each.kind == source and part in each.text)
+    return next(each.text for each in PUBLISHED if each.kind == source and part in each.text)
 
 
 def died(*lines: str) -> str:
@@ -266,7 +266,7 @@ _LEFT = {"sglang#34822"}  # it has a fault today, too
 HEALTHY = (
     *(
         Case(each.kind, each.text, _TODAY["sglang" in each.text and "vllm" not in each.text])
-        for each in LAUNCHES
+        for each in PUBLISHED
         if "trtllm" not in each.text
         and "no launch command" not in each.refused
         and each.kind not in _LEFT

@@ -7,17 +7,25 @@
 // tile's entries with all channels, then all entries with its half of the channels, both by wgmma from
 // shared memory. A head's sums stay with one warp of each.
 //
-// Compile-time: see attention.cuh; DSV_STAGES 2 or 4.
+// Two blocks of a cluster take the same tiles, each for 64 heads of its own: each decodes half of a tile's
+// entries and sends them to the other, too. They multiply keys of the next tile right behind values of this
+// one.
+//
+// Compile-time: see attention.cuh, DSV_CLUSTER 1 or 2; DSV_STAGES 2 or 4.
 #include "attention.cuh"
+#include "cluster.cuh"
 #include "warpgroup.cuh"
 
 constexpr int kGroups = 2, kMultiplying = kGroups * kGroupThreads;
 constexpr int kDecodingWarps = 8, kThreads = kMultiplying + kDecodingWarps * kWarpSize;
-constexpr int kStages = DSV_STAGES, kOwnRows = kTile / kDecodingWarps;
+constexpr int kDecoders = kCluster * kDecodingWarps;  // of a tile
+constexpr int kStages = DSV_STAGES, kOwnRows = kTile / kDecoders;
 constexpr int kPanels = kDims / 64, kOwnPanels = kPanels / kGroups;
 constexpr int kOwnEntries = kTile / 8 / kGroups, kOwnDims = kDimChunks / kGroups;
 constexpr int kPanelBytes = kTile * kPanelRow;
-constexpr int kMultiplyingRegisters = 184, kDecodingRegisters = 72;
+constexpr bool kPair = kCluster == 2;
+constexpr int kMultiplyingRegisters = kPair ? 176 : 184, kDecodingRegisters = 256 - kMultiplyingRegisters;
+constexpr u32 kSentBytes = kTile / 2 * (kDims * 2 + 4);  // of a tile, to each block of a pair
 
 static_assert(kHeads == 64 && kTile == 64, "as wgmma multiplies");
 static_assert(kOwnRows % kStages == 0 && kStages % 2 == 0, "a tile begins with the first stage");
@@ -33,6 +41,7 @@ struct Shared {
     float tops[kGroups][kHeads];
     int there[2][kTile];  // physical entries of each tile
     Kept kept, of_warps[kDecodingWarps];
+    ByteBarrier sent[2], free[2];  // of a pair, of each tile: from the other block; to both
 };
 static_assert(sizeof(Shared) <= DSV_SHARED_BYTES, "a launch gives it so much");
 
@@ -63,12 +72,23 @@ __device__ __forceinline__ void stage_entry(const Search& search, int tile, int 
     }
 }
 
+// To its place in a tile, and in that of the other block.
+template <typename T>
+__device__ __forceinline__ void store_decoded(T* place, T value, int half, Shared& shared) {
+    *place = value;
+    if constexpr (kPair) {
+        u32 other = address_at(&shared, 1 - cluster_group());
+        auto there = [&](const void* here) { return other + u32((u8*)here - (u8*)&shared); };
+        send(there(place), value, there(&shared.sent[half]));
+    }
+}
+
 // Decodes the next two entries of this warp's stream to rows of a tile, and starts copies of those
 // that take their places, which are of tile `later`.
 template <typename Part>
 __device__ __forceinline__ void decode_two(const Search& search, int row, int later, const int* next,
-                                           const u8 (*staged)[kStagedBytes], u32 copied,
-                                           uint4 (*tile)[kTile][8]) {
+                                           const u8 (*staged)[kStagedBytes], u32 copied, int half,
+                                           Shared& shared) {
     wait_copies<kStages / 2 - 1>();
     __syncwarp();
     typename Part::Loaded loaded[2];
@@ -81,10 +101,35 @@ __device__ __forceinline__ void decode_two(const Search& search, int row, int la
     close_copies();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        int own = row + i * kDecodingWarps;
+        int own = row + i * kDecoders;
         Part::decode(loaded[i], [&](int chunk, uint4 values) {
-            tile[chunk / 8][own][panel_place(own, chunk % 8)] = values;
+            uint4* place = &shared.entries[half][chunk / 8][own][panel_place(own, chunk % 8)];
+            store_decoded(place, values, half, shared);
         });
+    }
+}
+
+// Of this block's tiles, which are counted: waits until one is decoded; says that its place is free; waits
+// until a place is.
+__device__ __forceinline__ void wait_decoded(int count, Shared& shared) {
+    sync_threads(kDecoded + (count & 1), kThreads);
+    if constexpr (kPair) {
+        wait_turn(&shared.sent[count & 1], count >> 1);
+        show_to_products();
+    }
+}
+__device__ __forceinline__ void free_tile(int count, Shared& shared) {
+    if constexpr (kPair) {
+        if (lane_id() < 2) arrive_at(address_at(&shared.free[count & 1], lane_id()));
+    } else {
+        arrive_threads(kFree + (count & 1), kThreads);
+    }
+}
+__device__ __forceinline__ void wait_free(int count, Shared& shared) {
+    if constexpr (kPair) {
+        wait_turn(&shared.free[count & 1], (count >> 1) - 1);
+    } else {
+        sync_threads(kFree + (count & 1), kThreads);
     }
 }
 
@@ -93,7 +138,8 @@ __device__ __forceinline__ void decode_tiles(const Search& search, int first, in
                                              Shared& shared) {
     u8(*staged)[kStagedBytes] = shared.staged[warp];
     u32 copies = shared_address(staged);
-    int row = lane_id() % kOwnRows * kDecodingWarps + warp;  // lane i looks up this warp's entry i
+    int decoder = cluster_group() * kDecodingWarps + warp;
+    int row = lane_id() % kOwnRows * kDecoders + decoder;  // lane i looks up this warp's entry i
     auto find = [&](int tile) { return search.page(tile, search.number(tile, row)); };
     int own = search.entry(first, find(first)), next = search.entry(first + 1, find(first + 1));
     Search::Found found = find(first + 2);
@@ -106,8 +152,11 @@ __device__ __forceinline__ void decode_tiles(const Search& search, int first, in
 #pragma unroll 1
     for (int tile = first; tile < search.last; ++tile, ++before) {
         int half = before & 1;
-        if (before >= 2) sync_threads(kFree + half, kThreads);
-        if (lane_id() < kOwnRows) shared.there[half][row] = own;
+        if (before >= 2) wait_free(before, shared);
+        if (kPair && decoder % kDecodingWarps + lane_id() == 0) {
+            expect_bytes(&shared.sent[half], 1, kSentBytes);
+        }
+        if (lane_id() < kOwnRows) store_decoded(&shared.there[half][row], own, half, shared);
 #pragma unroll 1
         for (int i = 0; i < kOwnRows; i += 2) {
             int ahead = i + kStages;
@@ -117,12 +166,12 @@ __device__ __forceinline__ void decode_tiles(const Search& search, int first, in
             const u8(*here)[kStagedBytes] = staged + i % kStages;
             u32 copied = copies + i % kStages * kStagedBytes;
             if (tile < search.window_tiles) {
-                decode_two<window::Staged>(search, i * kDecodingWarps + warp, later, two, here, copied,
-                                           shared.entries[half]);
+                decode_two<window::Staged>(search, i * kDecoders + decoder, later, two, here, copied,
+                                           half, shared);
 #if DSV_COMPRESSED
             } else {
-                decode_two<compressed::Staged>(search, i * kDecodingWarps + warp, later, two, here, copied,
-                                               shared.entries[half]);
+                decode_two<compressed::Staged>(search, i * kDecoders + decoder, later, two, here, copied,
+                                               half, shared);
 #endif
             }
         }
@@ -168,7 +217,7 @@ __device__ __forceinline__ void multiply_keys(const Shared& shared, int half, in
         int at = i / 4 * kPanelBytes + i % 4 * 32;
         multiply_group<kTile / kGroups, false>(sums, further(heads, at), further(entries, at));
     }
-    end_products();
+    close_products();
 }
 
 // Scales logarithms, -infinity where there is no entry, and writes this group's largest.
@@ -239,7 +288,7 @@ __device__ __forceinline__ void add_values(const Shared& shared, int half, int g
                 further(entries, panel * kPanelBytes + i * 16 * kPanelRow));
         }
     }
-    end_products();
+    close_products();
 }
 
 template <bool kAll>
@@ -285,6 +334,14 @@ __device__ __forceinline__ void store_sums(const Queries& queries, const Outputs
 __device__ __forceinline__ void attend_run(Run run, const i64* slots, const Window& window,
                                            const Others& others, const Queries& queries,
                                            const Outputs& outputs, Shared& shared) {
+    if constexpr (kPair) {
+        if (threadIdx.x == 0) {
+            start_barriers(shared.sent, 2, 1);
+            start_barriers(shared.free, 2, 2 * kMultiplying / kWarpSize);
+        }
+        cluster_arrive();
+        cluster_wait();
+    }
     int group = uniform(threadIdx.x / kGroupThreads);
     if (group >= kGroups) {
         give_registers<kDecodingRegisters>();
@@ -320,21 +377,33 @@ __device__ __forceinline__ void attend_run(Run run, const i64* slots, const Wind
         sync_threads(kTogether, kMultiplying);
         Softmax softmax = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}};
         Sums sums = {};
+        Logarithms logarithms = {};
+        auto start_keys = [&](int count) {
+            wait_decoded(count, shared);
+            multiply_keys(shared, count & 1, group, logarithms);
+        };
+        int end = uniform(kept.run.done), count = end - uniform(piece.last - piece.first);
+        if (kPair) start_keys(count), wait_products<0>();
 #pragma unroll 1
-        for (int end = uniform(kept.run.done), count = end - uniform(piece.last - piece.first); count < end;
-             ++count) {
+        for (; count < end; ++count) {
             int half = count & 1;
             float rescale[2];
-            Logarithms logarithms = {};
-            sync_threads(kDecoded + half, kThreads);
-            multiply_keys(shared, half, group, logarithms);
+            if (!kPair) start_keys(count), wait_products<0>();
             share_tops(logarithms, queries.scale, half, group, shared);
             sync_threads(kTogether, kMultiplying);
             share_weights(logarithms, group, softmax, rescale, shared);
             show_to_products();
             sync_threads(kTogether, kMultiplying);
+            for (auto& each : logarithms) each[0] = each[1] = each[2] = each[3] = 0.0f;
             add_values(shared, half, group, rescale, sums);
-            if (count + 2 < end + kept.run.left) arrive_threads(kFree + half, kThreads);
+            if (kPair && count + 1 < end) {
+                start_keys(count + 1);
+                wait_products<1>();
+            } else {
+                wait_products<0>();
+            }
+            if (count + 2 < end + kept.run.left) free_tile(count, shared);
+            if (kPair) wait_products<0>();
         }
         store_sums(queries, outputs, kept, group, softmax, sums, shared);
     }

@@ -1,7 +1,8 @@
 // Attention of query tokens over the window and compressed entries, read in their pages: what its
 // kernels share. An entry is key and value of every head; which entries there are is looked up here.
 //
-// Compile-time: DSV_HEADS, DSV_TILE; format.cuh's parameters of the window (DSV_WINDOW_...) and, where
+// Compile-time: DSV_HEADS, DSV_TILE; DSV_CLUSTER blocks that take the same tiles, each for a group of
+// heads of its own, are a cluster; format.cuh's parameters of the window (DSV_WINDOW_...) and, where
 // DSV_COMPRESSED is 1, of the compressed entries (DSV_MAIN_...); DSV_CHOSEN 1 where those are named by
 // indices.
 #pragma once
@@ -39,7 +40,7 @@ constexpr int kStagedBytes = window::kStagedBytes;
 #endif
 
 constexpr int kDims = 512, kDimChunks = kDims / 8;
-constexpr int kHeads = DSV_HEADS, kTile = DSV_TILE;
+constexpr int kHeads = DSV_HEADS, kTile = DSV_TILE, kCluster = DSV_CLUSTER;
 
 struct Window {
     const u8* pages;
@@ -87,7 +88,8 @@ __device__ __forceinline__ Tiles tiles_of(const Window& window, const Others& ot
 }
 
 // The tiles of all tokens make one list: a token's groups of heads one after another, of each its
-// tiles. Blocks take equal runs of it, so a block begins and ends anywhere within a token.
+// tiles; of a cluster's groups all together. Blocks, or clusters, take equal runs of it, so a block
+// begins and ends anywhere within a token.
 struct Run {
     int token, at, left;  // where it goes on: tile of the token's in the list, and tiles left
     int done;             // tiles before
@@ -107,11 +109,15 @@ struct Kept {
     Piece piece;
 };
 
+// Of its cluster's groups of heads, a block has this one, which the last cluster may lack.
+__device__ __forceinline__ int cluster_group() { return kCluster > 1 ? int(blockIdx.y) : 0; }
+__device__ __forceinline__ int clusters_of(int groups) { return (groups + kCluster - 1) / kCluster; }
+
 // This block's run; all lanes of a warp ask.
 __device__ __forceinline__ Run run_of(const Window& window, const Others& others, const i64* slots,
                                       int tokens, int groups) {
     auto count = [&](int token) {
-        return token < tokens ? groups * tiles_of(window, others, slots[token], token).all : 0;
+        return token < tokens ? clusters_of(groups) * tiles_of(window, others, slots[token], token).all : 0;
     };
     int total = 0;
 #pragma unroll 2
@@ -119,7 +125,8 @@ __device__ __forceinline__ Run run_of(const Window& window, const Others& others
     total = sum_lanes(total);
     int length = (total + gridDim.x - 1) / gridDim.x;
     int first = min(length * int(blockIdx.x), total), before = 0;
-    Run run = {0, 0, min(length, total - first), 0, length, 2 * int(blockIdx.x), groups};
+    int part = 2 * (cluster_group() * int(gridDim.x) + int(blockIdx.x));
+    Run run = {0, 0, min(length, total - first), 0, length, part, groups};
 #pragma unroll 1
     for (int t = 0; run.left > 0; t += kWarpSize) {
         int own = count(t + lane_id()), end = before + scan_lanes(own);
@@ -151,9 +158,10 @@ __device__ __forceinline__ Piece next_piece(Run& run, const Window& window, Othe
     Tiles tiles = tiles_of(window, others, slot, run.token);
     int group = run.at / tiles.all, first = run.at - group * tiles.all;
     int last = min(tiles.all, first + run.left);
-    Piece piece = {run.token, group, first, last, run.part, slot, tiles};
+    int own = group * kCluster + cluster_group();
+    Piece piece = {run.token, own, first, last, run.part, slot, tiles};
     run.left -= last - first, run.at += last - first, run.done += last - first, run.part |= 1;
-    if (run.at == run.groups * tiles.all) ++run.token, run.at = 0;
+    if (run.at == clusters_of(run.groups) * tiles.all) ++run.token, run.at = 0;
     return piece;
 }
 
@@ -227,7 +235,7 @@ struct Outputs {
 // By one thread of a block.
 __device__ __forceinline__ void store_parts(const Outputs& outputs, const Kept& kept) {
     const Piece& piece = kept.piece;
-    if (piece.first) return;
+    if (piece.first || (kCluster > 1 && piece.group >= kept.run.groups)) return;
     int rest = piece.tiles.all - piece.last;
     Parts parts = {piece.part, rest ? 1 + (rest + kept.run.length - 1) / kept.run.length : 0};
     outputs.parts[(i64)piece.token * kept.run.groups + piece.group] = parts;

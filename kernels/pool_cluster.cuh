@@ -80,7 +80,10 @@ __device__ __forceinline__ void pool_entry(const Rows& rows, const float* own, c
     Shared& shared = *(Shared*)dynamic_shared();
     int rank = cluster_rank();
     cluster_begin();
-    if (threadIdx.x == 0) start_bytes(shared.arrived, kBatches, 2 * kBatchRows * kRowBytes);
+    if (threadIdx.x == 0) {
+        start_barriers(shared.arrived, kBatches, 1);
+        expect_bytes(shared.arrived, kBatches, 2 * kBatchRows * kRowBytes);
+    }
     __syncthreads();
     if (threadIdx.x < kWarpSize) copy_rows<kInChunk>(rows, rank * kRunRows, shared);
     Fold fold = fold_run<kInChunk>(rows, rank * kRunRows, shared);

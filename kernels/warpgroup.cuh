@@ -33,7 +33,11 @@ __device__ __forceinline__ void multiply_group(float (&d)[kColumns / 8][4], u64 
     dsv::multiply_group(&d[0][0], a, b, kColumns, kByColumns);
 }
 __device__ __forceinline__ void begin_products() { dsv::begin_products(); }
-__device__ __forceinline__ void end_products() { dsv::end_products(); }
+__device__ __forceinline__ void close_products() { dsv::close_products(); }
+template <int kUnderWay>
+__device__ __forceinline__ void wait_products() {
+    dsv::wait_products(kUnderWay);
+}
 __device__ __forceinline__ void show_to_products() {}
 __device__ __forceinline__ void sync_threads(int barrier, int threads) {
     dsv::named_sync(barrier, threads);
@@ -51,7 +55,7 @@ __device__ __forceinline__ void give_registers() {}
 #define DSV_SUMS64(n) DSV_SUMS16(n), DSV_SUMS16(n + 4), DSV_SUMS16(n + 8), DSV_SUMS16(n + 12)
 
 // D += A B, or A B where B's sums are over its rows; A's are over channels. Between begin_products and
-// end_products, and what d holds is known after that.
+// close_products, and what d holds is known when no more than so many of such groups are under way.
 template <int kColumns, bool kByColumns>
 __device__ __forceinline__ void multiply_group(float (&d)[kColumns / 8][4], u64 a, u64 b);
 template <>
@@ -78,9 +82,12 @@ __device__ __forceinline__ void multiply_group<128, true>(float (&d)[16][4], u64
 __device__ __forceinline__ void begin_products() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void end_products() {
+__device__ __forceinline__ void close_products() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+template <int kUnderWay>
+__device__ __forceinline__ void wait_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kUnderWay) : "memory");
 }
 
 // What this thread wrote to shared memory: products of those who meet it at a barrier later see it.

@@ -63,6 +63,7 @@ class Limits:
 
 
 _ATTEND, _GROUPS = Limits(30, flops=750), Limits(30, flops=1160)
+_PAIRS = Limits(30, flops=1740)  # by count: a third of GROUPS' time are waits for decoding
 _LIMITS = {
     "gather_topk": Limits(3),
     "gather_all": Limits(3),
@@ -102,7 +103,8 @@ def _wait_ns(launch: Launch) -> float:
 
 def _limits(launch: Launch) -> Limits:
     if launch.kernel == "attend":
-        return _GROUPS if launch.module.source == "attend_groups.cuh" else _ATTEND
+        groups = _PAIRS if launch.cluster > 1 else _GROUPS
+        return groups if launch.module.source == "attend_groups.cuh" else _ATTEND
     return _LIMITS.get(launch.kernel, Limits())
 
 

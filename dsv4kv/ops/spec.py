@@ -289,6 +289,7 @@ OPERATIONS: dict[str, Operation] = {
         ``flash_mla_with_kvcache`` (attn_sink, softmax_lse; tests/ref.py).""",
         variants={
             "groups": Variant("eight warps decode while eight multiply (wgmma)", ("sm_90a",)),
+            "cluster": Variant("groups; two blocks decode half of the entries each", ("sm_90a",)),
             "warps": Variant("every warp decodes entries, then multiplies (mma)"),
         },
     ),

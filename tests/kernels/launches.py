@@ -24,13 +24,13 @@ def on_blocks(launch: Launch, blocks: int) -> Launch:
 
 
 def of_one_module_a_kernel(launches: Iterable[Launch]) -> Iterator[Launch]:
-    """In ``make full`` all; else those of the first module that has the kernel.
+    """In ``make full`` all; else those of the first module that has the kernel, or clusters of it.
 
     Its others are compiled from the same source with other constants, for seconds each.
     """
-    modules: dict[tuple[str, str], KernelModule] = {}
+    modules: dict[tuple[str, str, int], KernelModule] = {}
     for launch in launches:
-        kernel = launch.module.source, launch.kernel
+        kernel = launch.module.source, launch.kernel, launch.cluster
         if FULL or modules.setdefault(kernel, launch.module) == launch.module:
             yield launch
 

@@ -24,7 +24,8 @@ def attended(variant: str) -> Tensor:
     return out.float()
 
 
-def test_both_ways_of_attention_give_what_the_other_gives() -> None:
-    warps, groups = attended("warps"), attended("groups")
+def test_every_way_of_attention_gives_what_the_others_give() -> None:
+    warps = attended("warps")
     assert warps.abs().max() > 0
-    assert (warps - groups).abs().max() <= 2.0**-6 * warps.abs().max()
+    for variant in ("groups", "cluster"):
+        assert (warps - attended(variant)).abs().max() <= 2.0**-6 * warps.abs().max()

@@ -44,7 +44,8 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_103a", "sm_120")
 _META = torch.device("meta")
 _WITH_227_KIB = ("sm_90a", "sm_100a", "sm_103a")  # of shared memory a block
 _SHARED = {"large": LARGE, "small": SMALL}
-_SHAPES = {"wide": reads.WIDE, "narrow": reads.NARROW, "groups": reads.GROUPS}
+_SHAPES = {"wide": reads.WIDE, "narrow": reads.NARROW}
+_SHAPES |= {"groups": reads.GROUPS, "cluster": reads.PAIRS}
 _BLOCK_TOKENS = 128  # larger pages change constants alone
 _CONTEXT_TOKENS = 1 << 14  # fewer than a model's, for small tables of cosines
 
@@ -132,7 +133,8 @@ def _ways(scene: Scene, cache: str) -> dict[str, tuple[str, ...] | None]:
     if scene.operation == "attend":
         shapes: dict[str, tuple[str, ...] | None]
         # few heads take narrow blocks everywhere, but no model has so few
-        shapes = {"wide": _WITH_227_KIB, "groups": ("sm_90a",), "narrow": others}
+        hopper = ("sm_90a",)
+        shapes = {"wide": _WITH_227_KIB, "groups": hopper, "cluster": hopper, "narrow": others}
         chosen = "csa" in scene.subject
         if not chosen:
             del shapes["narrow"]

@@ -7,7 +7,7 @@ of a row, then one for each row's runs. Blocks of attention share all tokens' en
 others merge what they have.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -172,7 +172,7 @@ _DIMS = 512
 _HEAD_TILES = (16, 32, 64)
 _MERGE = la.KernelModule("merge.cuh", ())
 _MERGING_BLOCKS, _FEWEST_ROWS = 1024, 4  # of the grid that merges what is cut
-_KEPT_BYTES = 80  # a block's run and piece
+_KEPT_BYTES = 80  # a block's run and piece, and some for barriers
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,7 @@ class Shape:
     warps: int  # that share them out
     resident: int  # blocks that a multiprocessor holds, by their registers
     source: str = "attend.cuh"  # of its kernel
+    cluster: int = 1  # blocks that share their entries, each with heads of its own
 
 
 WIDE, NARROW = Shape(64, 64, 8, 1), Shape(32, 32, 4, 2)
@@ -191,6 +192,9 @@ WIDE, NARROW = Shape(64, 64, 8, 1), Shape(32, 32, 4, 2)
 
 GROUPS = Shape(64, 64, 16, 1, "attend_groups.cuh")
 """Eight warps that decode for two warpgroups, see ``attend_groups.cuh``."""
+
+PAIRS = replace(GROUPS, cluster=2)
+"""The same by two blocks of a cluster, which decode half of the entries each."""
 
 
 def plan_attend(
@@ -212,8 +216,9 @@ def plan_attend(
     """``attend``; to be launched in this order. Entries have 512 channels.
 
     variant: ``ops.spec.OPERATIONS`` lists them.
-    shape, blocks: of a block, and how many share all tokens' tiles out; None for what suits GPU
-    and heads, and all that it holds. Which they are changes outputs by no more than rounding.
+    shape, blocks: of a block, and how many (or clusters) share all tokens' tiles out; None for
+    what suits GPU and heads, and all that it holds. Which they are changes outputs by no more
+    than rounding.
     """
     heads, dims = queries.shape[1:]
     if dims != _DIMS:
@@ -225,17 +230,17 @@ def plan_attend(
         return ()
     if shape is None:
         wide = la.most_shared(queries) == la.LARGE and heads > NARROW.heads
-        shape = GROUPS if variant == "groups" else WIDE if wide else NARROW
+        shape = {"groups": GROUPS, "cluster": PAIRS}.get(variant, WIDE if wide else NARROW)
     groups, most_tiles = -(-heads // shape.heads), _most_tiles(window, entries, shape)
     # heads of a block, padding included: as few as its products can have
-    least = shape.heads if shape is GROUPS else min(heads, shape.heads)
+    least = shape.heads if shape.source == GROUPS.source else min(heads, shape.heads)
     tile_heads = next(size for size in _HEAD_TILES if size >= least)
     pieces = len(slots) * groups
     module = _module(ring, entries, shape, tile_heads)
     shared = dict(module.macros)["DSV_SHARED_BYTES"]
     places = la.resident_blocks(queries, shared, shape.resident)
-    blocks = blocks or min(places, pieces * most_tiles)
-    sums, results, parts = _scratch(queries, 2 * blocks * tile_heads, pieces)
+    runs = blocks or max(1, min(places, pieces * most_tiles) // shape.cluster)
+    sums, results, parts = _scratch(queries, 2 * runs * shape.cluster * tile_heads, pieces)
     arguments = (
         *(ring.pages, slots, tokens, *_others(entries)[0], queries, sinks, out, lse),
         *(sums, results, parts),
@@ -243,8 +248,11 @@ def plan_attend(
         *(heads, la.float_bits(scale)),
     )
     threads = shape.warps * la.WARP
-    attend = la.Launch(module, "attend", (blocks, 1), threads, arguments, shared_bytes=shared)
-    if blocks == 1 or most_tiles == 1:  # no token is cut
+    grid = runs, shape.cluster
+    attend = la.Launch(
+        module, "attend", grid, threads, arguments, cluster=shape.cluster, shared_bytes=shared
+    )
+    if runs == 1 or most_tiles == 1:  # no token is cut
         return (attend,)
     rows = max(_FEWEST_ROWS, min(tile_heads, _MERGING_BLOCKS // pieces))
     merging = (sums, results, parts, sinks, out, lse, heads, tile_heads)
@@ -266,10 +274,12 @@ def _module(ring: PageStore, entries: Entries | None, shape: Shape, heads: int) 
     macros = {
         "DSV_HEADS": heads,
         "DSV_TILE": shape.tile,
+        "DSV_CLUSTER": shape.cluster,
         "DSV_COMPRESSED": int(entries is not None),
         "DSV_CHOSEN": int(entries is not None and entries.indices is not None),
     }
-    macros |= _group_macros(staged) if shape is GROUPS else _warp_macros(shape, heads, staged)
+    warps = shape.source != GROUPS.source
+    macros |= _warp_macros(shape, heads, staged) if warps else _group_macros(staged)
     for part, layout in layouts.items():
         macros |= la.prefixed(part, la.format_macros(layout))
     return la.KernelModule.of(shape.source, macros)

@@ -35,7 +35,8 @@ __device__ __forceinline__ void multiply_panels(const u8* rows, const u8* others
                                              further(b, kByColumns ? i * 16 * kPanelRow : i * 32));
     }
     if (mistake == 4) shared[threadIdx.x] = make_uint4(0, 0, 0, 0);
-    if (mistake != 1) end_products();
+    close_products();
+    if (mistake != 1) wait_products<0>();
     for (int n = 0; n < kColumns / 8; ++n) {
         for (int i = 0; i < 4; ++i) {
             sums[(first + i / 2 * 8) * kColumns + n * 8 + lane % 4 * 2 + i % 2] = d[n][i];

@@ -87,8 +87,9 @@ static thread_local std::vector<std::unique_ptr<char[]>> stacks;
 
 struct Copy {
     void* target;
-    const void* source;  // null: zeros
+    const void* source;  // null: zeros, or what was sent
     unsigned bytes;
+    uint4 sent;
 };
 
 // A product of a warpgroup that is under way.
@@ -110,8 +111,8 @@ struct Fiber {
     unsigned phase;            // and which phase of it
     int barrier;               // that it waits at, by name,
     unsigned turn;             // and which turn of it
-    bool multiplying;          // between begin_products and end_products
-    std::vector<GroupProduct> products;
+    bool multiplying;          // between begin_products and close_products
+    std::vector<std::vector<GroupProduct>> products;  // that nobody has waited for, by groups
     std::vector<std::vector<Copy>> groups;  // of its own copies that are under way, the last open
 };
 
@@ -120,10 +121,10 @@ using Kernel = void (*)(long, long, long, long, long, long, long, long, long, lo
                         long, long, long, long, long, long, long, long);
 constexpr int kMaxArguments = 32;
 
-// A barrier of bytes (mbarrier): a phase ends when one thread has arrived and all bytes have.
+// A barrier of bytes (mbarrier): a phase ends when all threads have arrived and all bytes have.
 struct ByteBarrier {
     unsigned phase;
-    int missing_arrivals;
+    int threads, missing_arrivals;
     long missing_bytes;
     std::vector<Copy> copies;
 };
@@ -257,11 +258,13 @@ static ByteBarrier& started(const void* barrier) {
 static bool bytes_arrived(const void* barrier, unsigned phase) {
     ByteBarrier& at = started(barrier);
     for (const Copy& copy : at.copies) {
-        memcpy(copy.target, copy.source, copy.bytes);
+        memcpy(copy.target, copy.source ? copy.source : &copy.sent, copy.bytes);
         at.missing_bytes -= copy.bytes;
     }
     at.copies.clear();
-    if (at.missing_arrivals == 0 && at.missing_bytes == 0) ++at.phase, at.missing_arrivals = 1;
+    if (at.missing_arrivals == 0 && at.missing_bytes == 0) {
+        ++at.phase, at.missing_arrivals = at.threads;
+    }
     return (at.phase ^ phase) & 1;
 }
 
@@ -340,7 +343,7 @@ static void run_together(int blocks, Turns& turns) {
     for (Fiber& fiber : block->fibers) {
         if (fiber.at == At::kBytes) fail("a wait for bytes that nobody copies");
         if (fiber.at != At::kDone) fail("a barrier that not every thread reaches");
-        if (fiber.multiplying) fail("products that nobody waits for");
+        if (!fiber.products.empty()) fail("products that nobody waits for");
         for (auto& group : fiber.groups) {
             if (!group.empty()) fail("a copy that nobody waits for");
         }
@@ -382,20 +385,28 @@ void cluster_wait() {
 
 // ---- Bulk copies -------------------------------------------------------------------------------
 
-void start_bytes(const void* barrier) {
+void start_barrier(const void* barrier, int threads) {
     if ((uintptr_t)barrier % 8) fail("misaligned barrier of bytes");
-    if (!block->byte_barriers.insert({barrier, {0, 1, 0, {}}}).second) fail("started twice");
+    ByteBarrier begun = {0, threads, threads, 0, {}};
+    if (!block->byte_barriers.insert({barrier, begun}).second) fail("started twice");
 }
 void expect_bytes(const void* barrier, unsigned bytes) {
     ByteBarrier& at = started(barrier);
-    if (--at.missing_arrivals < 0) fail("two arrivals in a phase of bytes");
+    if (--at.missing_arrivals < 0) fail("an arrival too many in a phase of bytes");
     at.missing_bytes += bytes;
 }
 void copy_bytes(void* target, const void* source, unsigned bytes,
                               const void* barrier) {
     if (((uintptr_t)target | (uintptr_t)source | bytes) % 16) fail("misaligned bulk copy");
     memset(target, kPoison, bytes);
-    started(barrier).copies.push_back({target, source, bytes});
+    started(barrier).copies.push_back({target, source, bytes, {}});
+}
+void send(void* target, const void* value, unsigned bytes, const void* barrier) {
+    if ((uintptr_t)target % bytes) fail("misaligned vector store");
+    memset(target, kPoison, bytes);
+    Copy copy = {target, nullptr, bytes, {}};
+    memcpy(&copy.sent, value, bytes);
+    started(barrier).copies.push_back(copy);
 }
 void wait_bytes(const void* barrier, unsigned phase) {
     if (bytes_arrived(barrier, phase)) return;
@@ -409,7 +420,7 @@ void wait_bytes(const void* barrier, unsigned phase) {
 void copy_async(void* target, const void* source, unsigned bytes) {
     if (((uintptr_t)target | (uintptr_t)source) % bytes) fail("misaligned copy");
     memset(target, kPoison, bytes);
-    block->fibers[current].groups.back().push_back({target, source, bytes});
+    block->fibers[current].groups.back().push_back({target, source, bytes, {}});
 }
 void close_group() { block->fibers[current].groups.emplace_back(); }
 void wait_groups(unsigned under_way) {
@@ -554,21 +565,26 @@ static void multiply_matrices(const GroupProduct& product) {
 }
 
 void begin_products() {
-    if (block->fibers[current].multiplying) fail("products begun twice");
-    block->fibers[current].multiplying = true;
+    Fiber& own = block->fibers[current];
+    if (own.multiplying) fail("products begun twice");
+    own.multiplying = true;
+    own.products.emplace_back();
 }
 void multiply_group(float* d, unsigned long long a, unsigned long long b, int columns,
                     bool by_columns) {
     Fiber& own = block->fibers[current];
     if (!own.multiplying) fail("a product that is not begun");
-    own.products.push_back({d, a, b, columns, by_columns});
-    if (!block->late) multiply_matrices(own.products.back()), own.products.pop_back();
+    GroupProduct product = {d, a, b, columns, by_columns};
+    if (block->late) own.products.back().push_back(product);
+    if (!block->late) multiply_matrices(product);
 }
-void end_products() {
-    Fiber& own = block->fibers[current];
-    for (const GroupProduct& product : own.products) multiply_matrices(product);
-    own.products.clear();
-    own.multiplying = false;
+void close_products() { block->fibers[current].multiplying = false; }
+void wait_products(unsigned under_way) {
+    auto& groups = block->fibers[current].products;
+    while (groups.size() > under_way) {
+        for (const GroupProduct& product : groups.front()) multiply_matrices(product);
+        groups.erase(groups.begin());
+    }
 }
 
 template void multiply<Bf16>(float*, const unsigned*, const unsigned*);

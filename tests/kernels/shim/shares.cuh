@@ -13,7 +13,7 @@ DSV_KERNEL void take_tiles(const i64* slots, const i64* seen, const i64* lengths
         int* first = taken + ((i64)piece.token * groups + piece.group) * most;
         for (int tile = piece.first; tile < piece.last && lane_id() == 0; ++tile) {
             atomicAdd(first + tile, 1);
-            of_block[blockIdx.x] += 1;
+            of_block[blockIdx.y * gridDim.x + blockIdx.x] += 1;
         }
     }
 }

@@ -87,9 +87,10 @@ void cluster_arrive();
 void cluster_wait();
 
 // ---- Bulk copies
-void start_bytes(const void* barrier);
-void expect_bytes(const void* barrier, unsigned bytes);
+void start_barrier(const void* barrier, int threads);
+void expect_bytes(const void* barrier, unsigned bytes);  // by a thread that arrives
 void copy_bytes(void* target, const void* source, unsigned bytes, const void* barrier);
+void send(void* target, const void* value, unsigned bytes, const void* barrier);
 void wait_bytes(const void* barrier, unsigned phase);
 
 // ---- Copies of a thread's own
@@ -108,7 +109,8 @@ void load_matrices(unsigned* words, const void* row);
 void multiply_group(float* d, unsigned long long a, unsigned long long b, int columns,
                     bool by_columns);
 void begin_products();
-void end_products();
+void close_products();
+void wait_products(unsigned under_way);
 void named_sync(int barrier, int threads);
 void named_arrive(int barrier, int threads);
 

@@ -14,7 +14,10 @@ DSV_KERNEL void exchange(const u8* source, u8* target, int wrong) {
     int rank = cluster_rank(), other = wrong == 7 ? 2 : 1 - rank;
     bool first = threadIdx.x == 0;
     if (wrong != 1 && wrong != 11) cluster_begin();
-    if (wrong != 2 && first) start_bytes(&shared.arrived, 1, 32);
+    if (wrong != 2 && first) {
+        start_barriers(&shared.arrived, 1, 1);
+        expect_bytes(&shared.arrived, 1, 32);
+    }
     __syncthreads();
     if (first) {
         copy_bytes(shared.copied, source + rank * 32 + (wrong == 4), wrong == 3 ? 16 : 32,

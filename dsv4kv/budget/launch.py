@@ -267,6 +267,7 @@ def _interpret(
     try:
         find_engine(name)
     except ConfigError:  # an unknown version: the newest one's rules
+        unread = [each for each in unread if not each.startswith("a version")]
         unread.append(f"version {launch.version}, of no known rules: the newest are taken")
         name = launch.family
     return Reading(launch, tuple(flags), texts | {"engine": name}, tuple(unread))
@@ -357,7 +358,8 @@ def _given_models(launch: Launch) -> list[str]:
 
 
 def _is_published(launch: Launch) -> bool:
-    form = r"[A-Za-z]\w[\w-]*/\w[\w.-]*|.*\.gguf"
+    folders = r"models?|weights|checkpoints?|ckpts?|data|hf|cache|mnt|opt"
+    form = rf"(?!(?:{folders})/)[A-Za-z]\w[\w-]*/\w[\w.-]*|.*\.gguf"
     return any(re.fullmatch(form, value) for value in _given_models(launch))
 
 

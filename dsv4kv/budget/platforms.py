@@ -25,8 +25,11 @@ def fill_templates(text: str) -> str:
     """The text with variables of templates as a shell's."""
 
     def variable(match: re.Match[str]) -> str:
-        default = re.search(r"\bdefault\(\s*['\"]?([^'\")]*)", match[2] or "")
-        return f"${{{match[1] or match[3]}{':-' + default[1] if default else ''}}}"
+        said = re.search(
+            r"\bdefault\(\s*(?:'([^']*)'|\"([^\"]*)\"|([\d.]+))\s*[,)]", match[2] or ""
+        )
+        default = ":-" + next(filter(None, said.groups()), "") if said else ""
+        return f"${{{match[1] or match[3]}{default}}}"
 
     return _TEMPLATED.sub(variable, text)
 
@@ -74,7 +77,8 @@ def as_shell(text: str) -> str:
         )
     if re.match(r"(?:[^\S\n]*+(?:#.*)?\n)*+(?:FROM|ARG)\s", text) and re.search(_STARTS, text):
         return _of_dockerfile(text)
-    if re.search(r"(?m)^\w+ *(?::|\?)= ", text):
+    heads = re.finditer(rf"(?m){_JUST}", text)
+    if re.search(r"(?m)^\w+ *(?::|\?)= ", text) or any("=" in head[0] for head in heads):
         return _of_makefile(text)
     if not UNIT.search(text):
         return text
@@ -86,13 +90,17 @@ def as_shell(text: str) -> str:
     return re.sub(r"(?m)^Exec=", f"podman run {image[1]} " if image else "", text)
 
 
+_JUST = r"""^@?[\w-]+(?: +[*+$]?\w+(?:=(?:"[^"\n]*"|'[^'\n]*'|[\w./-]*))?)+ *:(?!=)"""
+"""The head of a recipe of just with parameters."""
+
+
 def _of_makefile(text: str) -> str:
     """What make or just sets and starts, as a shell would; a target's own values from there on."""
     made: list[tuple[str, str]] = []  # names and settings, again where a target changes a part
 
     def assign(match: re.Match[str]) -> str:
         target, name, how, text = match.groups()
-        value = text.partition(" #")[0].strip()
+        value = text.replace("\\\n", " ").partition(" #")[0].strip()
         default = re.match(r"env\w*\(.\w+., *(.*)\)$", value)
         plain = (default[1] if default else value).replace('"', "")
         setting = f'{name}+=" {plain}"' if how == "+" else f'{name}="{plain}"'
@@ -100,15 +108,15 @@ def _of_makefile(text: str) -> str:
         if not target:
             made.append((name, setting))
         again = [each for own, each in made if target and own in uses - {name}]
-        return "; ".join([setting, *again])
+        return "; ".join([setting, *again]) + "\n" * text.count("\n")
 
     def defaults(match: re.Match[str]) -> str:
         """Of a recipe of just: ``serve tp="8" *extra:``."""
         return "; ".join(re.findall(r"\w+=(?:\"[^\"]*\"|'[^']*'|[^\s:]+)", match[0]))
 
-    text = re.sub(r"(?m)^(?:([\w.-]+): *)?(\w+) *(::?|\?|\+)?= *(.*)$", assign, text)
-    text = re.sub(r"(?m)^@?[\w-]+(?: +[*+$]?\w+(?:=[\w./\"'-]*)?)+ *:(?!=).*$", defaults, text)
-    return re.sub(r"(?m)^(\t| {4})[@-]+", r"\1", text)
+    text = re.sub(r"(?m)^(?:([\w.-]+): *)?(\w+) *(::?|\?|\+)?= *((?:.*\\\n)*.*)$", assign, text)
+    text = re.sub(rf"(?m){_JUST}.*$", defaults, text)
+    return re.sub(r"(?m)^(\t| {4})(?:@|-(?!-))+", r"\1", text)
 
 
 _STARTS = r"(?m)^(ENTRYPOINT|CMD)\s+((?:.*\\\n)*.*)"

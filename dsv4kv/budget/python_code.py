@@ -22,7 +22,8 @@ _RAYS = ("model_loading_config", "engine_kwargs", "runtime_env")
 _MOST_PARTS = 100_000  # of lists and mappings that names stand for, which may double each time
 _LONGEST = 10_000  # characters of a text, items of a list that is made of others
 _LARGEST = 10**15
-_MOST_ROUNDS = 1_000  # of all loops
+_MOST_WORK = 200_000  # statements and values of all loops and calls
+_MOST_STARTED = 256  # servers that loops and calls start
 _DEEPEST = 20  # calls within each other
 _MOST_COMMANDS = 100  # that are compared with one
 _PRINTS = re.compile(
@@ -34,8 +35,10 @@ _OPERATIONS = {
     ast.FloorDiv: operator.floordiv, ast.BitOr: operator.or_,
 }  # fmt: skip
 
-_COMPARED = {
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.In: lambda one, other: one in other, ast.NotIn: lambda one, other: one not in other,
 }  # fmt: skip
 _SUMMED = {ast.Add: (int, str, list), ast.BitOr: (dict,)}
 
@@ -49,10 +52,15 @@ def read_code(text: str, environment: Mapping[str, str]) -> list[Server]:
     A constructor's arguments are flags of an ``engine``; a list or a text that is given to a
     function is a ``command``.
     """
+    is_trtllm = re.search(r"(?m)^[^\S\n]*(?:from|import) tensorrt_llm", text) is not None
     try:
-        is_trtllm = re.search(r"(?m)^[^\S\n]*(?:from|import) tensorrt_llm", text) is not None
-        reader = _Reader(environment, is_trtllm)
-        reader.visit(ast.parse(text))
+        tree = ast.parse(text)
+        try:
+            reader = _Reader(environment, is_trtllm)
+            reader.visit(tree)
+        except _TooMuchError:
+            reader = _Reader(environment, is_trtllm, follows=False)
+            reader.visit(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     found = reader.servers or reader.commands
@@ -74,25 +82,46 @@ def _names_gpu(server: Mapping[str, Any]) -> bool:
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class _ReturnError(Exception):
-    """A function returns."""
+class _LeaveError(Exception):
+    """A function returns, or a loop's round ends: ``return``, ``break``, ``continue``."""
+
+
+class _TooMuchError(Exception):
+    """Loops and calls that take longer than they are worth."""
 
 
 class _Reader(ast.NodeVisitor):
-    """Values of names in the order of the text; what has none is ``$name``, as in a shell."""
+    """Values of names in the order of the text; what has none is ``$name``, as in a shell.
 
-    def __init__(self, environment: Mapping[str, str], is_trtllm: bool) -> None:
+    It ``follows`` loops and calls, or reads every statement once.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str], is_trtllm: bool, *, follows: bool = True
+    ) -> None:
+        self.follows, self.work = follows, 0
         self.set: dict[str, str] = {}  # of the environment, by the code
         self.environment, self.is_trtllm = ChainMap(self.set, dict(environment)), is_trtllm
         self.values: dict[str, Any] = {"__name__": "__main__"}
         self.functions: dict[str, _Function] = {}
         self.called, self.running = set[str](), list[str]()
         self.results: dict[ast.expr, Any] = {}  # of calls of these functions
-        self.returned: Any = None
+        self.returned: list[Any] = []
+        self.globals = set[str]()
         self.undecided = 0  # branches around what is read
-        self.parts = self.rounds = 0
+        self.parts = 0
         self.servers, self.commands = list[Server](), list[Server]()
         self.gpu: str | None = None
+
+    def visit(self, node: ast.AST) -> None:
+        self._spend(1)
+        super().visit(node)
+
+    def _spend(self, steps: int) -> None:
+        self.work += steps
+        started = len(self.servers) + len(self.commands)
+        if self.follows and (self.work > _MOST_WORK or started > _MOST_STARTED):
+            raise _TooMuchError
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.generic_visit(node)
@@ -119,27 +148,77 @@ class _Reader(ast.NodeVisitor):
     def visit_For(self, node: ast.For) -> None:
         """Go round for every known item; once with the names unknown where there is none."""
         self.visit(node.iter)
-        values = self._value(node.iter)
+        values = self._value(node.iter) if self.follows else None
         names = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
-        for item in values if isinstance(values, list) else [None]:
-            self.rounds += 1
-            if self.rounds > _MOST_ROUNDS:
-                return
-            parts = item if isinstance(node.target, ast.Tuple) else [item]
-            known = parts if isinstance(parts, list) else [None] * len(names)
+        rounds = values if isinstance(values, list) else [[f"${_name(each)}" for each in names]]
+        self.undecided += not isinstance(values, list)
+        for item in rounds:
+            whole = isinstance(node.target, ast.Tuple) or rounds is not values
+            parts = item if whole else [item]
+            known = parts if isinstance(parts, list) else [f"${_name(each)}" for each in names]
             for name, value in zip(names, known, strict=False):
-                self._assign(name, f"${_name(name)}" if value is None else value)
-            for each in node.body:
-                self.visit(each)
+                self._assign(name, value)
+            try:
+                for each in node.body:
+                    self.visit(each)
+            except _LeaveError as left:
+                if left.args == ("break",):
+                    break
+                if left.args == ("return",):
+                    raise
+        self.undecided -= not isinstance(values, list)
+
+    def visit_Break(self, node: ast.Break) -> None:
+        self._leave("break")
+
+    def visit_Continue(self, node: ast.Continue) -> None:
+        self._leave("continue")
+
+    def visit_Return(self, node: ast.Return) -> None:
+        self.generic_visit(node)
+        self.returned.append(self._value(node.value) if node.value else None)
+        self._leave("return")
+
+    def _leave(self, how: str) -> None:
+        if not self.undecided and (self.running or how != "return"):
+            raise _LeaveError(how)
+
+    def visit_While(self, node: ast.While) -> None:
+        self.undecided += 1
+        self.generic_visit(node)
+        self.undecided -= 1
 
     def visit_If(self, node: ast.If) -> None:
         """Read the branch that is taken; both where that is not known."""
         self.visit(node.test)
         is_true = self._truth(node.test)
-        self.undecided += is_true is None
-        for each in [*node.body * (is_true is not False), *node.orelse * (is_true is not True)]:
+        parts = [*node.body * (is_true is not False), *node.orelse * (is_true is not True)]
+        self._read(parts, is_sure=is_true is not None)
+
+    def visit_Match(self, node: ast.Match) -> None:
+        subject, patterns = self._value(node.subject), [each.pattern for each in node.cases]
+        fits = [
+            self._value(each.value) == subject
+            if isinstance(each, ast.MatchValue)
+            else not vars(each).get("pattern")
+            for each in patterns
+        ]
+        sure = _is_known(subject) and all(
+            isinstance(each, ast.MatchValue | ast.MatchAs) for each in patterns
+        )
+        taken = node.cases[fits.index(True) :][:1] if sure and True in fits else node.cases
+        self._read([part for each in taken for part in each.body], is_sure=sure)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        self._read(node.body, is_sure=True)
+        self._read([part for each in node.handlers for part in each.body], is_sure=False)
+        self._read([*node.orelse, *node.finalbody], is_sure=True)
+
+    def _read(self, parts: list[ast.stmt], *, is_sure: bool) -> None:
+        self.undecided += not is_sure
+        for each in parts:
             self.visit(each)
-        self.undecided -= is_true is None
+        self.undecided -= not is_sure
 
     def _truth(self, test: ast.expr) -> bool | None:
         known: Any = "$"
@@ -147,14 +226,18 @@ class _Reader(ast.NodeVisitor):
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 inner = self._truth(operand)
                 return None if inner is None else not inner
+            case ast.BoolOp(op=how, values=parts):
+                found, decides = {self._truth(each) for each in parts}, isinstance(how, ast.Or)
+                return decides if decides in found else None if None in found else not decides
             case ast.Compare(left=left, ops=[how], comparators=[right]) if type(how) in _COMPARED:
                 one, other = self._value(left), self._value(right)
                 if _is_known(one) and _is_known(other):
-                    known = _COMPARED[type(how)](one, other)
+                    with suppress(TypeError):
+                        known = _COMPARED[type(how)](one, other)
             case ast.Call(func=ast.Name("isinstance"), args=[value, ast.Name("bool")]):
                 one = self._value(value)
                 known = isinstance(one, bool) if _is_known(one) else one
-            case ast.Name() | ast.Attribute():
+            case ast.Name() | ast.Attribute() | ast.Constant():
                 known = self._value(test)
         return bool(known) if _is_known(known) else None
 
@@ -165,7 +248,11 @@ class _Reader(ast.NodeVisitor):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self.generic_visit(node)
-        self.values[_name(node.target)] = self._sum(node.target, node.op, node.value)
+        own, more = self.values.get(_name(node.target)), self._value(node.value)
+        if isinstance(own, list) and isinstance(more, list) and isinstance(node.op, ast.Add):
+            own += more[:_LONGEST]  # its other names have it, too
+        else:
+            self.values[_name(node.target)] = self._sum(node.target, node.op, node.value)
 
     def visit_Module(self, node: ast.Module) -> None:
         self.generic_visit(node)
@@ -173,23 +260,24 @@ class _Reader(ast.NodeVisitor):
             self._run(name, self._defaults(self.functions[name]) | self.values)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        for each in node.decorator_list:
-            self.visit(each)
-        self.functions[node.name] = node
+        self._define(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self.functions[node.name] = node
+        self._define(node)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self.generic_visit(node)
-        if begin := self.functions.pop("__init__", None):
-            self.functions[node.name] = begin
+    def _define(self, node: "_Function") -> None:
+        """Keep a function for its calls; read a method, which any object may have, at once."""
+        for each in node.decorator_list:
+            self.visit(each)
+        is_method = [each.arg for each in node.args.args[:1]] in (["self"], ["cls"])
+        if self.follows and not is_method:
+            self.functions[node.name] = node
+        else:
+            self.values = self._defaults(node) | self.values
+            self._read(node.body, is_sure=False)
 
-    def visit_Return(self, node: ast.Return) -> None:
-        self.generic_visit(node)
-        self.returned = self._value(node.value) if node.value else None
-        if not self.undecided:
-            raise _ReturnError
+    def visit_Global(self, node: ast.Global) -> None:
+        self.globals.update(node.names)
 
     def _defaults(self, function: "_Function") -> dict[str, Any]:
         own = function.args
@@ -210,28 +298,30 @@ class _Reader(ast.NodeVisitor):
             **dict(zip(names, given, strict=False)),
             **words,
         }
-        for own, outer in zip(names, call.args, strict=False):  # fields of an object
-            before = f"{_name(outer)}."
+        for own, outer in zip(names, call.args, strict=False):
+            if isinstance(self.values.get(_name(outer)), list | dict):
+                values[own] = self.values[_name(outer)]  # itself, which a function may change
+            before = f"{_name(outer)}."  # fields of an object
             fields = [key for key in self.values if before != "." and key.startswith(before)]
             values |= {f"{own}.{key.removeprefix(before)}": self.values[key] for key in fields}
+            self._spend(len(values) // 10)
         return self._run(name, values)
 
     def _run(self, name: str, values: dict[str, Any]) -> Any:
-        """What a function returns; its own values end with it, fields of objects stay."""
-        self.rounds += 1
-        if self.rounds > _MOST_ROUNDS or name in self.running or len(self.running) == _DEEPEST:
+        """What a function returns, if that is one value; its own values end with it."""
+        if name in self.running or len(self.running) == _DEEPEST:
             return None
         self.called.add(name)
         self.running.append(name)
-        outer, undecided = self.values, self.undecided
-        self.values, self.returned, self.undecided = values, None, 0
-        with suppress(_ReturnError):
-            for each in self.functions[name].body:
-                self.visit(each)
+        outer, before = self.values, (self.returned, self.undecided)
+        self.values, self.returned, self.undecided = values, [], 0
+        with suppress(_LeaveError):
+            self._read(self.functions[name].body, is_sure=True)
         self.running.pop()
-        self.values = outer | {k: v for k, v in self.values.items() if k.startswith("self.")}
-        self.undecided, found, self.returned = undecided, self.returned, None
-        return found
+        self.values = outer | {k: v for k, v in self.values.items() if k in self.globals}
+        found = self.returned
+        self.returned, self.undecided = before
+        return found[0] if found and all(each == found[0] for each in found) else None
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
@@ -244,15 +334,12 @@ class _Reader(ast.NodeVisitor):
         for value in filter(None, map(words.get, _GPU_WORDS)):
             first = value[0] if isinstance(value, list) else value
             self.gpu = self.gpu or (first.partition(":")[0] if isinstance(first, str) else None)
-        if name in self.functions and (owner in ("", "self") or owner in self.values):
+        if name in self.functions and not owner:
             self.results[node] = self._call(name, node, given, words)
         elif name in ("append", "extend", "update"):
             self._change(name, self.values.get(owner), given, words)
-        elif name == "add_argument" and words.get("action") == "store_true":
-            self.values[f"args.{str(given[0]).lstrip('-').replace('-', '_')}"] = False
-        elif name == "add_argument" and given and "default" in words:
-            option = str(given[0]).lstrip("-").replace("-", "_")
-            self.values[f"args.{option}"] = words["default"]
+        elif name == "add_argument":
+            self._add_argument(given, words)
         elif name in _CONSTRUCTORS:
             words = {"model": given[0]} | words if given and name == "LLM" else words
             family = "trtllm" if self.is_trtllm and name == "LLM" else _CONSTRUCTORS[name]
@@ -269,6 +356,14 @@ class _Reader(ast.NodeVisitor):
                 self.servers.append((node.lineno, words | {"engine": family}))
         elif not _PRINTS.fullmatch(name):
             self._start(node.lineno, name, given, words)
+
+    def _add_argument(self, given: list[Any], words: dict[str, Any]) -> None:
+        long = [each for each in map(str, given) if each.startswith("--")]
+        option = str(words.get("dest") or [*long, *given, ""][0]).lstrip("-").replace("-", "_")
+        switch = {"store_true": False, "store_false": True}.get(str(words.get("action")))
+        default = words.get("default", switch)
+        if default is not None:
+            self.values[f"args.{option}"] = default
 
     def _change(self, how: str, changed: Any, given: list[Any], words: dict[str, Any]) -> None:
         for each in (*given, words):
@@ -290,34 +385,41 @@ class _Reader(ast.NodeVisitor):
                 self.commands.append((line, {"command": listed} | set_))
 
     def _value(self, node: ast.expr) -> Any:
+        self._spend(1)
         found: Any = None
         match node:
-            case ast.Constant():
-                found = node.value
+            case ast.Constant(value=value):
+                return value
             case ast.List(elts=parts) | ast.Tuple(elts=parts):
-                found = []
-                for part in parts:
-                    spread = isinstance(part, ast.Starred)
-                    value = self._value(part.value if isinstance(part, ast.Starred) else part)
-                    found += value if spread and isinstance(value, list) else [value]
+                found = self._sequence(parts)
             case ast.Dict():
                 found = self._mapping(node)
-            case ast.JoinedStr():
-                inner = (getattr(part, "value", part) for part in node.values)
-                parts = [
-                    part if isinstance(part, ast.expr) else ast.Constant(part) for part in inner
+            case ast.JoinedStr(values=parts):
+                texts = [
+                    self._value(part.value if isinstance(part, ast.FormattedValue) else part)
+                    for part in parts
                 ]
-                found = "".join(_text(self._value(part)) for part in parts)[:_LONGEST]
+                found = "".join(map(_text, texts))[:_LONGEST]
             case ast.BinOp():
                 found = self._sum(node.left, node.op, node.right)
+            case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
+                found = self._truth(node)
             case ast.Subscript():
                 found = self._item(node)
-            case ast.Call() | ast.Await():
+            case ast.Call() | ast.Await() | ast.IfExp():
                 found = self._result(node)
             case ast.Name() | ast.Attribute() if _name(node) in self.values:
-                found = self._copied(self.values[_name(node)])
-        plain = isinstance(node, ast.Constant)
-        return f"${_last(node) or 'expression'}" if found is None and not plain else found
+                return self._copied(self.values[_name(node)])
+        return f"${_last(node) or 'expression'}" if found is None else found
+
+    def _sequence(self, parts: list[ast.expr]) -> list[Any]:
+        found = list[Any]()
+        for part in parts:
+            value = self._value(part.value if isinstance(part, ast.Starred) else part)
+            spread = isinstance(part, ast.Starred) and isinstance(value, list)
+            self.parts += len(value) if spread else 0
+            found += value if spread and self.parts < _MOST_PARTS else [value]
+        return found
 
     def _item(self, node: ast.Subscript) -> Any:
         place = self._value(node.slice)
@@ -331,6 +433,10 @@ class _Reader(ast.NodeVisitor):
     def _result(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Await):
             return self._value(node.value)
+        if isinstance(node, ast.IfExp):
+            is_true = self._truth(node.test)
+            both = [self._value(node.body), self._value(node.orelse)]
+            return both[not is_true] if is_true is not None or both[0] == both[1] else None
         if node in self.results or not isinstance(node, ast.Call):
             return self._copied(self.results.get(node))
         words = {each.arg: self._value(each.value) for each in node.keywords if each.arg}
@@ -388,7 +494,9 @@ class _Reader(ast.NodeVisitor):
 
 
 def _is_known(value: Any) -> bool:
-    return not (isinstance(value, str) and value.startswith("$"))
+    if isinstance(value, list):
+        return all(map(_is_known, value))
+    return not (isinstance(value, str) and "$" in value)
 
 
 def _text(value: Any) -> str:

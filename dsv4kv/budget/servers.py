@@ -68,7 +68,11 @@ _IMAGES = {part: name for name, row in FAMILIES.items() for part in (name, *row.
 _ENGINE = rf"(?<!lmcache/)(?<!nvidia/)\b({'|'.join(map(re.escape, _IMAGES))})(?!-runtime)"
 _PINNED = re.compile(_ENGINE + r"(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
 _SPOKEN = re.compile(rf"(?i){_ENGINE}\s+v?(\d+\.\d+(?:\.\d+)?)(?![\w.]*\d|\s*\+|\s+(?:or|and)\b)")
-"""A version in prose; not the least that is needed."""
+_OF_OTHERS = re.compile(
+    r"(?i)\b(?:since|until|unlike|before|after|below|above|than|requires?|needs?|fixed|broken|supported"
+    r"|bug|crash\w*|min\w*)\b[^.\n]*$"
+)
+"""A version in prose; what stands before one that is not the command's."""
 _NIGHTLY = re.compile(_ENGINE + r"(?:-\w+)?:nightly[\w.-]*?-(20\d{6})\b")
 _GPU_KEYS = (
     *("gpu_type", "nvidia.com/gpu.product", "cloud.google.com/gke-accelerator"),
@@ -260,7 +264,12 @@ def find_launches(
         own = {name: v for name, v in launch.variables.items() if outer.get(name) != v}
         version, gpu = launch.version or version, launch.gpu or label
         whole = replace(launch, variables=own, version=version, gpu=gpu)
-        spoken = {v for name, v in _SPOKEN.findall(text) if _IMAGES[name.lower()] == whole.family}
+        spoken = {
+            each[2]
+            for each in _SPOKEN.finditer(text)
+            if _IMAGES[each[1].lower()] == whole.family
+            and not _OF_OTHERS.search(text[max(0, each.start() - 60) : each.start()])
+        }
         if version is None and not nightly and len(spoken) == 1:
             said = f"a version: {min(spoken)}, the only one that the text names, is taken"
             whole = replace(whole, version=min(spoken), unread=(*whole.unread, said))

@@ -317,7 +317,7 @@ def _facts(found: an.Answer, curve: Sequence[tuple[int, int]]) -> tb.Facts:
 
 
 def _host_fact(found: an.Answer) -> dict[str, str]:
-    if not (host := found.host):
+    if not (host := found.host) or not host.node_bytes:
         return {}
     what, units = next(iter(host.keeps.items()), ("tokens of context", 0))
     size = f"{host.name}: {format_bytes(host.node_bytes)} per node"

@@ -131,7 +131,7 @@ def _sum_up(model: str, answer: Answer, point: Point) -> Iterator[tb.Text]:
     if point.capacity_tokens:
         where = f"In a pool of {point.capacity_tokens:,} tokens,"
     ruled = _ruled(model, point)
-    outcomes = ruled or [*point.strategies, *point.rules, *point.policies]
+    outcomes = ruled or [*point.rules, *point.policies] or point.strategies  # as the table below
     sentence = f"{where} {point.token_hits:.1%} of prompt tokens hit."
     if outcomes:
         best = max(outcomes, key=lambda outcome: outcome.hit_share)

@@ -31,6 +31,10 @@ def test_the_document_holds_every_row(snapshot: SnapshotAssertion) -> None:
     assert json.loads(result.output) == snapshot
 
 
+def test_the_headline_names_what_the_table_has() -> None:
+    assert "lfu: 70.6%" in run("builtin:chat", "--policy", "lfu").output.splitlines()[0]
+
+
 @pytest.fixture
 def one_long(tmp_path: Path) -> str:
     """Twice ten prompts of ten blocks, and one of a thousand between."""

@@ -232,7 +232,7 @@ class VllmEngine(ct.Engine):
     def defaults(self, machine: ct.Machine, given: ct.Given) -> ct.Defaults:
         release = self.release
         tokens, requests, of = _size_batches(release, machine)
-        if given.get("all_to_all") in _BATCHED and machine.dp > 1 and given.get("ep") != 1:
+        if given.get("all_to_all") in _BATCHED and machine.dp > 1 and given.get("expert_parallel"):
             tokens, of = 256, f"{given['all_to_all']}"
         limit = min(requests, given.get("step_tokens") or tokens)
         steps, why = 2, "vLLM schedules a step while one runs (async_scheduling)"

@@ -266,7 +266,7 @@ class _Reader(ast.NodeVisitor):
         self._define(node)
 
     def _define(self, node: "_Function") -> None:
-        """Keep a function for its calls; read a method, which any object may have, at once."""
+        """Keep a function for its calls; read a method, which any object may have, here."""
         for each in node.decorator_list:
             self.visit(each)
         is_method = [each.arg for each in node.args.args[:1]] in (["self"], ["cls"])

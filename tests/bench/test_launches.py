@@ -108,22 +108,20 @@ def test_a_launch_runs_the_package_of_its_tree_wherever_it_is_started(
     assert outcome.record == make_record(make_case())
 
 
-@pytest.mark.parametrize(
-    ("mode", "status", "error"),
-    [
-        ("crash", "crashed", "killed by SIGSEGV"),
-        ("killed", "out_of_memory", "killed by SIGKILL, as systems do where memory runs out"),
-        ("memory", "out_of_memory", "MemoryError: no more"),
-        ("refuse", "failed", "no such thing.\nnor this."),
-        ("bug", "crashed", "ended with exit code 1: ZeroDivisionError: division by zero"),
-        ("silent", "crashed", "ended with exit code 1: no word of why"),
-    ],
-)
-def test_a_process_that_leaves_no_record_says_why(
-    tree: Path, mode: str, status: str, error: str
-) -> None:
+WHYS = {
+    "crash": ("crashed", "killed by SIGSEGV"),
+    "killed": ("out_of_memory", "killed by SIGKILL, as systems do where memory runs out"),
+    "memory": ("out_of_memory", "MemoryError: no more"),
+    "refuse": ("failed", "no such thing.\nnor this."),
+    "bug": ("crashed", "ended with exit code 1: ZeroDivisionError: division by zero"),
+    "silent": ("crashed", "ended with exit code 1: no word of why"),
+}
+
+
+@pytest.mark.parametrize("mode", WHYS)
+def test_a_process_that_leaves_no_record_says_why(tree: Path, mode: str) -> None:
     outcome = launch(tree, mode)
-    assert (outcome.status, outcome.error, outcome.record) == (status, error, None)
+    assert (outcome.status, outcome.error, outcome.record) == (*WHYS[mode], None)
 
 
 def test_a_process_that_hangs_is_ended_at_its_time(tree: Path) -> None:

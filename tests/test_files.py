@@ -200,18 +200,15 @@ def test_users_and_passwords_of_urls_are_masked_in_every_document(text: str, kep
     assert files.whole_json({"a": [text]}) == {"a": [kept]}
 
 
-@pytest.mark.parametrize(
-    ("url", "kept"),
-    [
-        ("http://host:1/path", "http://host:1/path"),
-        ("http://user:hunt/er@2@host:1/path?key=hunter2#x", "http://***@host:1/path?***"),
-        ("8001=http://user:hunter2@host", "8001=http://***@host"),
-        ("user:hunter2@host", "***@host"),
-        ("http://host/?to=http://user:hunter2@host", "***@host"),
-    ],
-)
-def test_an_address_is_told_without_its_secrets(url: str, kept: str) -> None:
-    assert mask_url(url) == kept
+def test_an_address_is_told_without_its_secrets() -> None:
+    told = {
+        "http://host:1/path": "http://host:1/path",
+        "http://user:hunt/er@2@host:1/path?key=hunter2#x": "http://***@host:1/path?***",
+        "8001=http://user:hunter2@host": "8001=http://***@host",
+        "user:hunter2@host": "***@host",
+        "http://host/?to=http://user:hunter2@host": "***@host",
+    }
+    assert {url: mask_url(url) for url in told} == told
 
 
 def test_a_thousand_folders_within_each_other_are_an_os_error(tmp_path: Path) -> None:

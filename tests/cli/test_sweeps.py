@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from typer.testing import Result
@@ -58,19 +59,23 @@ def points_of(out: Path = Path("results")) -> Path:
     return path
 
 
+def ctrl_c_at(number: int, run: Callable[..., object]) -> mock.Mock:
+    """The function, with Ctrl-C in its call of that number."""
+
+    def call(*given: object, **named: object) -> object:
+        if made.call_count == number:
+            raise KeyboardInterrupt
+        return run(*given, **named)
+
+    made = mock.Mock(side_effect=call)
+    return made
+
+
 @pytest.fixture
 def interrupted(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C comes while the third point is built."""
-    built = list[int]()
-
-    def build_two(*given: object, **named: object) -> object:
-        built.append(1)
-        if len(built) == 3:
-            raise KeyboardInterrupt
-        return build_replay(*given, **named)  # type: ignore[arg-type]
-
     with monkeypatch.context() as patch:
-        patch.setattr("dsv4kv.replay.run.build_replay", build_two)
+        patch.setattr("dsv4kv.replay.run.build_replay", ctrl_c_at(3, build_replay))
         result = run()
     assert result.exit_code == INTERRUPTED
     assert (
@@ -220,22 +225,14 @@ def test_ray_without_a_cluster_leaves_nothing(
 def test_a_bench_that_was_interrupted_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [word for setting in TINY for word in ("--set", setting)]
     words += ["--data", "none", "--axis", "workload.concurrency=1,2,3", "--quiet"]
-    ran = list[int]()
-
-    def run_one(*given: object, **named: object) -> Case:
-        ran.append(1)
-        if len(ran) == 2:
-            raise KeyboardInterrupt
-        return run_case(*given, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("dsv4kv.bench.run.run_case", run_one)
+    monkeypatch.setattr("dsv4kv.bench.run.run_case", ran := ctrl_c_at(2, run_case))
     assert invoke("bench", "smoke", *words).exit_code == INTERRUPTED
     first = the_record()
     assert [case.status for case in first.cases] == ["complete", "incomplete"]
     assert invoke("bench", "--quiet", "--resume", first.run_id).exit_code == 0
     last = the_record()
     assert [case.axis["workload.concurrency"] for case in last.cases] == [1, 2, 3]
-    assert (last.cases[0], len(ran)) == (first.cases[0], 4)
+    assert (last.cases[0], ran.call_count) == (first.cases[0], 4)
 
 
 @pytest.mark.parametrize("turn", range(40 if FULL else 1))

@@ -154,7 +154,9 @@ def _with_mentions(
         begin = each.line
         named = near if len(near) == 1 else whole
         only = named[0] if len(named) == 1 else ""
-        found[place] = replace(each, gpu=each.gpu or gpu, mentioned=model, mentioned_gpu=only)
+        set_ = (text for name, text in each.variables.items() if re.search("GPU|gpu", name))
+        own = each.gpu or next(filter(gpu_labelled, set_), "") or gpu
+        found[place] = replace(each, gpu=own, mentioned=model, mentioned_gpu=only)
     return found
 
 
@@ -245,6 +247,7 @@ def _interpret(
         unread.append(f"a longest request: its benchmark's {launch.benched_tokens:,} tokens")
     ranks = () if FAMILIES[launch.family].by_layers else _NEEDED[1:]
     texts = {name: "1" for name in ranks if name not in absent} | merged
+    texts = texts if ranks or "gpus" in options else _devices(launch) | texts
     if named:
         texts["model"] = named
         telling = [name for name in launch.names if _says_storage(name, named)]
@@ -271,6 +274,13 @@ def _interpret(
         unread.append(f"version {launch.version}, of no known rules: the newest are taken")
         name = launch.family
     return Reading(launch, tuple(flags), texts | {"engine": name}, tuple(unread))
+
+
+def _devices(launch: Launch) -> dict[str, str]:
+    """The number of GPUs that a server of stages sees."""
+    devices = launch.variables.get("CUDA_VISIBLE_DEVICES", "")
+    is_list = re.fullmatch(r"\d+(,\d+)*", devices)
+    return {"gpus": str(devices.count(",") + 1)} if is_list else {}
 
 
 def _gpu_of(launch: Launch) -> tuple[str | None, list[str]]:

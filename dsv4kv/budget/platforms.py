@@ -112,7 +112,8 @@ def _of_makefile(text: str) -> str:
 
     def defaults(match: re.Match[str]) -> str:
         """Of a recipe of just: ``serve tp="8" *extra:``."""
-        return "; ".join(re.findall(r"\w+=(?:\"[^\"]*\"|'[^']*'|[^\s:]+)", match[0]))
+        texts = re.findall(r"\w+=(?:\"[^\"]*\"|'[^']*'|[^\s:]+)", match[0])
+        return "; ".join(re.sub(r"=([A-Za-z_]\w*)$", r'="${\1}"', text) for text in texts)
 
     text = re.sub(r"(?m)^(?:([\w.-]+): *)?(\w+) *(::?|\?|\+)?= *((?:.*\\\n)*.*)$", assign, text)
     text = re.sub(rf"(?m){_JUST}.*$", defaults, text)

@@ -22,6 +22,7 @@ _RAYS = ("model_loading_config", "engine_kwargs", "runtime_env")
 _MOST_PARTS = 100_000  # of lists and mappings that names stand for, which may double each time
 _LONGEST = 10_000  # characters of a text, items of a list that is made of others
 _LARGEST = 10**15
+_MOST_BITS = 64  # of a shift, and the highest power
 _MOST_WORK = 200_000  # statements and values of all loops and calls
 _MOST_STARTED = 256  # servers that loops and calls start
 _DEEPEST = 20  # calls within each other
@@ -32,7 +33,8 @@ _PRINTS = re.compile(
 )
 _OPERATIONS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv, ast.BitOr: operator.or_,
+    ast.FloorDiv: operator.floordiv, ast.BitOr: operator.or_, ast.LShift: operator.lshift,
+    ast.Pow: operator.pow,
 }  # fmt: skip
 
 _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -126,11 +128,12 @@ class _Reader(ast.NodeVisitor):
     def visit_Assign(self, node: ast.Assign) -> None:
         self.generic_visit(node)
         for target in node.targets:
-            pairs = [(target, node.value)]
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(target.elts, node.value.elts, strict=False))
-            for each, value in pairs:
-                self._assign(each, self._value(value))
+            found = self._value(node.value)
+            names, values = [target], [found]
+            if isinstance(target, ast.Tuple) and isinstance(found, list):
+                names, values = target.elts, found
+            for each, value in zip(names, values, strict=False):
+                self._assign(each, value)
             if isinstance(node.value, ast.Call) and _last(node.value.func) == "parse_args":
                 args = {key: value for key, value in self.values.items() if key[:5] == "args."}
                 self.values |= {f"{_name(target)}.{k[5:]}": value for k, value in args.items()}
@@ -361,9 +364,8 @@ class _Reader(ast.NodeVisitor):
         long = [each for each in map(str, given) if each.startswith("--")]
         option = str(words.get("dest") or [*long, *given, ""][0]).lstrip("-").replace("-", "_")
         switch = {"store_true": False, "store_false": True}.get(str(words.get("action")))
-        default = words.get("default", switch)
-        if default is not None:
-            self.values[f"args.{option}"] = default
+        if long and not words.get("required"):
+            self.values[f"args.{option}"] = words.get("default", switch)
 
     def _change(self, how: str, changed: Any, given: list[Any], words: dict[str, Any]) -> None:
         for each in (*given, words):
@@ -402,8 +404,8 @@ class _Reader(ast.NodeVisitor):
                 found = "".join(map(_text, texts))[:_LONGEST]
             case ast.BinOp():
                 found = self._sum(node.left, node.op, node.right)
-            case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
-                found = self._truth(node)
+            case ast.Compare() | ast.UnaryOp(op=ast.Not()) | ast.BoolOp():
+                found = self._either(node) if isinstance(node, ast.BoolOp) else self._truth(node)
             case ast.Subscript():
                 found = self._item(node)
             case ast.Call() | ast.Await() | ast.IfExp():
@@ -411,6 +413,14 @@ class _Reader(ast.NodeVisitor):
             case ast.Name() | ast.Attribute() if _name(node) in self.values:
                 return self._copied(self.values[_name(node)])
         return f"${_last(node) or 'expression'}" if found is None else found
+
+    def _either(self, node: ast.BoolOp) -> Any:
+        """The first that is true of ``or``, or false of ``and``; else the last."""
+        for part in node.values:
+            value = self._value(part)
+            if not _is_known(value) or bool(value) == isinstance(node.op, ast.Or):
+                break
+        return value if _is_known(value) else None
 
     def _sequence(self, parts: list[ast.expr]) -> list[Any]:
         found = list[Any]()
@@ -463,7 +473,13 @@ class _Reader(ast.NodeVisitor):
     def _sum(self, left: ast.expr, how: ast.operator, right: ast.expr) -> Any:
         one, other = self._value(left), self._value(right)
         kinds = _SUMMED.get(type(how), (int,))
-        if type(one) is type(other) and type(one) in kinds and type(how) in _OPERATIONS:
+        long = isinstance(how, ast.LShift | ast.Pow) and not 0 <= _whole(other) <= _MOST_BITS
+        if (
+            type(one) is type(other)
+            and type(one) in kinds
+            and type(how) in _OPERATIONS
+            and not long
+        ):
             with suppress(ArithmeticError):
                 made = _OPERATIONS[type(how)](one, other)
                 if isinstance(made, int):
@@ -491,6 +507,10 @@ class _Reader(ast.NodeVisitor):
 
     def _from_environment(self, name: Any, otherwise: Any = None) -> Any:
         return self.environment.get(_text(name), otherwise or f"${_text(name)}")
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _is_known(value: Any) -> bool:

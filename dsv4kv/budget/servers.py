@@ -66,7 +66,7 @@ _ASCEND = re.compile(
 _TAGGED = re.compile(r"-runtime:|lmcache/|nvidia/(?!tensorrt-?llm)")
 _IMAGES = {part: name for name, row in FAMILIES.items() for part in (name, *row.launch.images)}
 _ENGINE = rf"(?<!lmcache/)(?<!nvidia/)\b({'|'.join(map(re.escape, _IMAGES))})(?!-runtime)"
-_PINNED = re.compile(_ENGINE + r"(?:\s*==\s*|(?:-\w+)?:v?)(\d+\.\d+(?:\.\d+)?)")
+_PINNED = re.compile(_ENGINE + r"(?:\s*==\s*|(?:-\w+)?:v?|[_+-]v)(\d+\.\d+(?:\.\d+)?)")
 _SPOKEN = re.compile(rf"(?i){_ENGINE}\s+v?(\d+\.\d+(?:\.\d+)?)(?![\w.]*\d|\s*\+|\s+(?:or|and)\b)")
 _OF_OTHERS = re.compile(
     r"(?i)\b(?:since|until|unlike|before|after|below|above|than|requires?|needs?|fixed|broken|supported"
@@ -374,7 +374,9 @@ def _is_closed(line: str) -> bool:
 def _in_shell(
     text: str, around: _Around, *, decide: bool = True, depth: int = 0
 ) -> Iterator[Launch]:
-    bare = re.sub(r"(?m)^[^\S\n]*(```.*|[$>%]\s+(?=\S))", "", text)  # no fences, no prompts
+    bare = re.sub(
+        r"(?m)^[^\S\n]*(```.*|[$>%]\s+(?=\S))|`#[^`\n]*`", "", text
+    )  # no fences, prompts
     any_called, own = False, around
     for each in shell.read_script(bare.replace("`", " "), around.variables, decide=decide):
         if any_called and not each.called:

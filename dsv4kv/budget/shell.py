@@ -534,6 +534,8 @@ class _Conditions:
             return 1 - self._test(["[", *inside[1:]], variables)
         read = []
         for text in bounded(fill_in(word, variables) for word in inside):
+            if "$(" in text:  # what a program prints
+                return _UNKNOWN
             for match in _VARIABLE.finditer(text):
                 name = match["plain"] or match["name"] or match["pod"]
                 self.unset |= {name: None} if name != "#" else {}

@@ -39,6 +39,7 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
 }
 int cuFuncSetAttribute(void* function, int id, int value) {
     printf("function attribute: %d = %d\n", id, value);
+    fflush(stdout);
     return value > 232448 ? kInvalidValue : 0;  // 227 KiB
 }
 // As cuda.h has them: a launch with attributes, of which programmatic stream serialization is 6 and

@@ -152,24 +152,21 @@ class _Reader(ast.NodeVisitor):
         """Go round for every known item; once with the names unknown where there is none."""
         self.visit(node.iter)
         values = self._value(node.iter) if self.follows else None
+        several = isinstance(node.target, ast.Tuple)
         names = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
-        rounds = values if isinstance(values, list) else [[f"${_name(each)}" for each in names]]
-        self.undecided += not isinstance(values, list)
-        for item in rounds:
-            whole = isinstance(node.target, ast.Tuple) or rounds is not values
-            parts = item if whole else [item]
-            known = parts if isinstance(parts, list) else [f"${_name(each)}" for each in names]
+        unknown, is_sure = [f"${_name(each)}" for each in names], isinstance(values, list)
+        for item in values if isinstance(values, list) else [None]:
+            parts = item if several else [item]
+            known = parts if is_sure and isinstance(parts, list) else unknown
             for name, value in zip(names, known, strict=False):
                 self._assign(name, value)
             try:
-                for each in node.body:
-                    self.visit(each)
+                self._read(node.body, is_sure=is_sure)
             except _LeaveError as left:
                 if left.args == ("break",):
                     break
                 if left.args == ("return",):
                     raise
-        self.undecided -= not isinstance(values, list)
 
     def visit_Break(self, node: ast.Break) -> None:
         self._leave("break")
@@ -187,9 +184,8 @@ class _Reader(ast.NodeVisitor):
             raise _LeaveError(how)
 
     def visit_While(self, node: ast.While) -> None:
-        self.undecided += 1
-        self.generic_visit(node)
-        self.undecided -= 1
+        self.visit(node.test)
+        self._read([*node.body, *node.orelse], is_sure=False)
 
     def visit_If(self, node: ast.If) -> None:
         """Read the branch that is taken; both where that is not known."""
@@ -262,13 +258,7 @@ class _Reader(ast.NodeVisitor):
         for name in [each for each in self.functions if each not in self.called]:
             self._run(name, self._defaults(self.functions[name]) | self.values)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        self._define(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self._define(node)
-
-    def _define(self, node: "_Function") -> None:
+    def visit_FunctionDef(self, node: "_Function") -> None:
         """Keep a function for its calls; read a method, which any object may have, here."""
         for each in node.decorator_list:
             self.visit(each)
@@ -278,6 +268,9 @@ class _Reader(ast.NodeVisitor):
         else:
             self.values = self._defaults(node) | self.values
             self._read(node.body, is_sure=False)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self.visit_FunctionDef(node)
 
     def visit_Global(self, node: ast.Global) -> None:
         self.globals.update(node.names)
@@ -294,7 +287,7 @@ class _Reader(ast.NodeVisitor):
 
     def _call(self, name: str, call: ast.Call, given: list[Any], words: dict[str, Any]) -> Any:
         function = self.functions[name]
-        names = [each.arg for each in function.args.args if each.arg not in ("self", "cls")]
+        names = [each.arg for each in function.args.args]
         values = {
             **self.values,
             **self._defaults(function),
@@ -308,6 +301,7 @@ class _Reader(ast.NodeVisitor):
             fields = [key for key in self.values if before != "." and key.startswith(before)]
             values |= {f"{own}.{key.removeprefix(before)}": self.values[key] for key in fields}
             self._spend(len(values) // 10)
+        self._spend(len(values) // 10)
         return self._run(name, values)
 
     def _run(self, name: str, values: dict[str, Any]) -> Any:
@@ -321,7 +315,8 @@ class _Reader(ast.NodeVisitor):
         with suppress(_LeaveError):
             self._read(self.functions[name].body, is_sure=True)
         self.running.pop()
-        self.values = outer | {k: v for k, v in self.values.items() if k in self.globals}
+        kept = {name: self.values[name] for name in self.globals if name in self.values}
+        self.values = outer | kept
         found = self.returned
         self.returned, self.undecided = before
         return found[0] if found and all(each == found[0] for each in found) else None
@@ -348,11 +343,8 @@ class _Reader(ast.NodeVisitor):
             family = "trtllm" if self.is_trtllm and name == "LLM" else _CONSTRUCTORS[name]
             inner = [words.pop(each, None) for each in _RAYS]
             loading, own, env = (each if isinstance(each, dict) else {} for each in inner)
-            own |= (
-                {"env": self.set | env["env_vars"]}
-                if isinstance(env.get("env_vars"), dict)
-                else {}
-            )
+            if isinstance(set_ := env.get("env_vars"), dict):
+                own["env"] = self.set | set_
             model = loading.get("model_source") or loading.get("model_id")
             words |= own | ({"model": model} if model else {})
             if words:
@@ -404,11 +396,11 @@ class _Reader(ast.NodeVisitor):
                 found = "".join(map(_text, texts))[:_LONGEST]
             case ast.BinOp():
                 found = self._sum(node.left, node.op, node.right)
-            case ast.Compare() | ast.UnaryOp(op=ast.Not()) | ast.BoolOp():
-                found = self._either(node) if isinstance(node, ast.BoolOp) else self._truth(node)
+            case ast.Compare() | ast.UnaryOp(op=ast.Not()):
+                found = self._truth(node)
             case ast.Subscript():
                 found = self._item(node)
-            case ast.Call() | ast.Await() | ast.IfExp():
+            case ast.Call() | ast.Await() | ast.IfExp() | ast.BoolOp():
                 found = self._result(node)
             case ast.Name() | ast.Attribute() if _name(node) in self.values:
                 return self._copied(self.values[_name(node)])
@@ -443,6 +435,8 @@ class _Reader(ast.NodeVisitor):
     def _result(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Await):
             return self._value(node.value)
+        if isinstance(node, ast.BoolOp):
+            return self._either(node)
         if isinstance(node, ast.IfExp):
             is_true = self._truth(node.test)
             both = [self._value(node.body), self._value(node.orelse)]
@@ -473,13 +467,9 @@ class _Reader(ast.NodeVisitor):
     def _sum(self, left: ast.expr, how: ast.operator, right: ast.expr) -> Any:
         one, other = self._value(left), self._value(right)
         kinds = _SUMMED.get(type(how), (int,))
-        long = isinstance(how, ast.LShift | ast.Pow) and not 0 <= _whole(other) <= _MOST_BITS
-        if (
-            type(one) is type(other)
-            and type(one) in kinds
-            and type(how) in _OPERATIONS
-            and not long
-        ):
+        if type(one) is type(other) and type(one) in kinds and type(how) in _OPERATIONS:
+            if isinstance(how, ast.LShift | ast.Pow) and not 0 <= other <= _MOST_BITS:
+                return "$expression"
             with suppress(ArithmeticError):
                 made = _OPERATIONS[type(how)](one, other)
                 if isinstance(made, int):
@@ -507,10 +497,6 @@ class _Reader(ast.NodeVisitor):
 
     def _from_environment(self, name: Any, otherwise: Any = None) -> Any:
         return self.environment.get(_text(name), otherwise or f"${_text(name)}")
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def _is_known(value: Any) -> bool:

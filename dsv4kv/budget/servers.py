@@ -259,20 +259,18 @@ def find_launches(
     labels = [label for match in _GPU.findall(text) for label in match if label]
     first = "ascend-910b" if _ASCEND.search(text) else next(iter(labels), "")
     label = _MADE_FOR.get(first, first)
+    spoken = defaultdict[str, set[str]](set)  # versions of every engine
+    for each in _SPOKEN.finditer(text):
+        if not _OF_OTHERS.search(text[max(0, each.start() - 60) : each.start()]):
+            spoken[_IMAGES[each[1].lower()]].add(each[2])
     for launch in found:
         version = pinned[2] if pinned and _IMAGES[pinned[1]] == launch.family else None
         own = {name: v for name, v in launch.variables.items() if outer.get(name) != v}
         version, gpu = launch.version or version, launch.gpu or label
         whole = replace(launch, variables=own, version=version, gpu=gpu)
-        spoken = {
-            each[2]
-            for each in _SPOKEN.finditer(text)
-            if _IMAGES[each[1].lower()] == whole.family
-            and not _OF_OTHERS.search(text[max(0, each.start() - 60) : each.start()])
-        }
-        if version is None and not nightly and len(spoken) == 1:
-            said = f"a version: {min(spoken)}, the only one that the text names, is taken"
-            whole = replace(whole, version=min(spoken), unread=(*whole.unread, said))
+        if version is None and not nightly and len(only := spoken[launch.family]) == 1:
+            said = f"a version: {min(only)}, the only one that the text names, is taken"
+            whole = replace(whole, version=min(only), unread=(*whole.unread, said))
         dated = nightly and _IMAGES[nightly[1]] == whole.family and version is None
         yield _dated(whole, nightly[2]) if nightly and dated else whole
 
@@ -351,15 +349,16 @@ def _in_script(text: str, around: _Around) -> Iterator[Launch]:
         found = list(_in_shell("\n".join(lines).replace("\0", "\\\n"), own))
         if not found:
             raise
+    last: Mapping[str, str] = {}  # what is written has the variables of the script's end
+    with suppress(shell.OpenQuote):
+        for each in shell.read_script(bare, around.variables) if files else ():
+            last = each.variables
+    written = _with(own, last)
     for name, body in files.items():
         code = list(_in_code(body, own))
         if not code and (name or not found) and _as_yaml(body) is None:
             with suppress(shell.OpenQuote):
-                *_, last = (
-                    {},
-                    *(each.variables for each in shell.read_script(bare, around.variables)),
-                )
-                code = list(_in_shell(body, _with(own, last)))
+                code = list(_in_shell(body, written))
         found += code
     yield from found
 
